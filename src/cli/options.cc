@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <utility>
+
+#include "cli/command.h"
+#include "core/file.h"
+#include "core/json_file.h"
+#include "routepack/error.h"
+
+namespace routepack::cli {
+namespace {
+
+std::string with_dashes(std::string name) {
+  std::ranges::replace(name, '_', '-');
+  return name;
+}
+
+std::int64_t parse_integer(const std::string& name, const std::string& text, std::int64_t min, std::int64_t max) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
+    throw UsageError(fmt::format("--{}: found \"{}\", wanted an integer from {} to {}", name, text, min, max));
+  }
+  return value;
+}
+
+template <class Enum>
+Enum parse_choice(const std::string& name, const std::string& text) {
+  std::string names;
+  for (const auto& choice : choices(Enum{})) {
+    if (choice.name == text) {
+      if (!choice.built) throw UsageError(fmt::format("--{} {}: not built yet", name, text));
+      return choice.value;
+    }
+    names += fmt::format("{}{}", names.empty() ? "" : "|", choice.name);
+  }
+  throw UsageError(fmt::format("--{}: found \"{}\", wanted {}", name, text, names));
+}
+
+template <class Enum>
+std::string choice_names() {
+  std::string names;
+  for (const auto& choice : choices(Enum{})) {
+    names += fmt::format("{}{}{}", names.empty() ? "" : "|", choice.name, choice.built ? "" : " (not built yet)");
+  }
+  return names;
+}
+
+std::string toml_string(const std::string& text) { return Json(text).dump(); }  // a JSON string is a TOML basic string
+
+/// Options of the documentation that this version does not have yet.
+constexpr std::pair<const char*, bool> kNotBuilt[] = {
+    {"model", true},          {"model-config", true}, {"sticky-eps", true},    {"moves", true},
+    {"ranks-per-node", true}, {"two-batches", false}, {"one-placement", false}};
+
+}  // namespace
+
+/// Visitor over the describe() lists that fills the option table.
+struct CollectOptions {
+  CLI::App& command;
+  std::vector<std::unique_ptr<PlanOptions::Option>>& options;
+  std::string group_name;
+
+  void group(const char* name) { group_name = name; }
+
+  void integer(const char* field, std::int64_t& value, std::int64_t min, std::int64_t max, const char* help) {
+    auto& option = add(field, help, value == 0 ? "N" : fmt::format("N={}", value));
+    option.set = [&value, name = option.name, min, max](const std::string& text) {
+      value = parse_integer(name, text, min, max);
+    };
+    option.read = [&value, name = option.name, min, max](const TomlTable& table) {
+      if (const auto read = table.integer(name, min, max)) value = *read;
+    };
+    option.write = [&value, min] { return value < min ? std::string() : fmt::format("{}", value); };
+  }
+
+  void flag(const char* field, bool& value, const char* help) {
+    auto& option = add(field, help, "");
+    option.flag = true;
+    option.set = [&value](const std::string&) { value = true; };
+    option.read = [&value, name = option.name](const TomlTable& table) {
+      if (const auto read = table.boolean(name)) value = *read;
+    };
+    option.write = [&value] { return std::string(value ? "true" : "false"); };
+  }
+
+  template <class Enum>
+  void choice(const char* field, Enum& value, const char* help) {
+    auto& option = add(field, fmt::format("{}: {}", help, choice_names<Enum>()), fmt::format("={}", name_of(value)));
+    option.set = [&value, name = option.name](const std::string& text) { value = parse_choice<Enum>(name, text); };
+    option.read = [&value, name = option.name](const TomlTable& table) {
+      const auto read = table.string(name);
+      if (!read) return;
+      try {
+        value = parse_choice<Enum>(name, *read);
+      } catch (const UsageError& error) {
+        table.fail(name, error.what());
+      }
+    };
+    option.write = [&value] { return toml_string(std::string(name_of(value))); };
+  }
+
+  void text(const char* field, std::string& value, const char* help) {
+    auto& option = add(field, help, "TEXT");
+    option.set = [&value](const std::string& given) { value = given; };
+    option.read = [&value, name = option.name](const TomlTable& table) {
+      if (const auto read = table.string(name)) value = *read;
+    };
+    option.write = [&value] { return value.empty() ? std::string() : toml_string(value); };
+  }
+
+ private:
+  PlanOptions::Option& add(const char* field, const std::string& help, const std::string& type) {
+    auto& option = *options.emplace_back(std::make_unique<PlanOptions::Option>());
+    option.name = with_dashes(field);
+    const std::string flag_name = "--" + option.name;
+    option.on_command_line = type.empty() ? command.add_flag(flag_name, help)
+                                          : command.add_option(flag_name, option.given, help)->type_name(type);
+    option.on_command_line->group(group_name);
+    return option;
+  }
+};
+
+PlanOptions::PlanOptions(CLI::App& command, PlanSetup& setup) {
+  describe(setup, CollectOptions{command, options_, ""});
+  for (const auto& [name, takes_value] : kNotBuilt) {
+    const auto refuse = [name = name](const auto&) -> bool {
+      throw UsageError(fmt::format("--{}: not built yet", name));
+    };
+    const std::string flag_name = std::string("--") + name;
+    CLI::Option* option = takes_value
+                              ? command.add_option_function<std::string>(
+                                    flag_name, [refuse](const std::string& v) { refuse(v); }, "not built yet")
+                              : command.add_flag_function(flag_name, [refuse](std::int64_t n) { refuse(n); }, "not built yet");
+    option->group("Not built yet");
+  }
+}
+
+void PlanOptions::apply_file(const std::filesystem::path& path) {
+  const TomlTable table = TomlTable::parse(read_text(path, kMaxTomlBytes), path.string());
+  std::vector<std::string_view> known = {"search"};
+  for (const auto& option : options_) known.push_back(option->name);
+  table.refuse_unknown_keys(known);
+  if (const auto search = table.table("search")) search->refuse_unknown_keys({});
+  for (const auto& option : options_) option->read(table);
+}
+
+void PlanOptions::apply_command_line() {
+  for (const auto& option : options_) {
+    if (option->on_command_line->count() > 0) option->set(option->given);
+  }
+}
+
+std::string PlanOptions::to_toml() const {
+  std::string text;
+  for (const auto& option : options_) {
+    if (const std::string value = option->write(); !value.empty()) text += fmt::format("{} = {}\n", option->name, value);
+  }
+  return text;
+}
+
+Topology PlanSetup::topology() const {
+  if (ep == 0) throw UsageError("--ep is missing: the number of expert-parallel ranks");
+  if (shards.empty()) {
+    if (dp == 0) throw UsageError("--dp is missing: the number of data-parallel slots (or give --shards)");
+    const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
+    return Topology::megatron({.dp = narrow(dp), .ep = narrow(ep), .tp = narrow(tp), .cp = narrow(cp),
+                               .etp = narrow(etp), .pp = narrow(pp)});
+  }
+  if (tp != 1 || cp != 1 || etp != 1) {
+    throw UsageError("--shards and --tp, --cp or --etp exclude each other: the shards already say which slots meet");
+  }
+  std::vector<std::vector<SlotId>> slots;
+  for (const auto& shard : json_index_lists(parse_json(shards, "--shards"), "--shards")) {
+    auto& ids = slots.emplace_back();
+    for (const std::int32_t d : shard) ids.emplace_back(d);
+  }
+  Topology topology = Topology::from_shards(static_cast<std::int32_t>(ep), std::move(slots), static_cast<std::int32_t>(pp));
+  if (dp != 0 && dp != topology.slots()) {
+    throw UsageError(fmt::format("--dp {} and --shards with {} slots contradict each other", dp, topology.slots()));
+  }
+  return topology;
+}
+
+CostModel PlanSetup::cost_model() const {
+  if (cost.empty()) {
+    throw UsageError("--cost is missing: what a token costs on the dense and on the expert side; routepack plan "
+                     "--cost-template prints a file to start from");
+  }
+  return CostModel::load(cost);
+}
+
+}  // namespace routepack::cli

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// routepack plan: windows in, plans out, and what was won.
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <stop_token>
+#include <utility>
+
+#include "cli/command.h"
+#include "cli/options.h"
+#include "cli/report.h"
+#include "routepack/error.h"
+#include "routepack/plan.h"
+#include "routepack/plan_file.h"
+
+namespace routepack::cli {
+namespace fs = std::filesystem;
+namespace {
+
+struct PlanArguments {
+  std::vector<std::string> windows;
+  std::string output;
+  std::string placement_out;
+  std::string params_file;
+  bool dump_params = false;
+  bool cost_template = false;
+  bool json = false;
+  PlanSetup setup;
+};
+
+/// Measures phases, shows them on a terminal, and passes Ctrl-C on.
+class Stopwatch : public Observer {
+ public:
+  Stopwatch() : shows_progress_(::isatty(STDERR_FILENO) == 1) { begin("load"); }
+
+  void phase_begins(Phase phase) override {
+    if (interrupted()) stop_.request_stop();
+    begin(std::string(kPhaseNames[static_cast<std::size_t>(phase)]));
+  }
+  [[nodiscard]] std::stop_token token() const { return stop_.get_token(); }
+
+  /// Ends the last phase. Milliseconds per phase in order, and «total».
+  std::vector<std::pair<std::string, double>> finish() {
+    end();
+    if (shows_progress_) fmt::print(stderr, "\r\x1b[K");
+    double total = 0.0;
+    for (const auto& [name, ms] : phases_) total += ms;
+    phases_.emplace_back("total", total);
+    return std::move(phases_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void begin(const std::string& name) {
+    end();
+    if (shows_progress_) fmt::print(stderr, "\r\x1b[Kplanning: {} …", name);
+    if (phases_.empty() || phases_.back().first != name) phases_.emplace_back(name, 0.0);
+    started_ = Clock::now();
+  }
+  void end() {
+    if (phases_.empty()) return;
+    phases_.back().second += std::chrono::duration<double, std::milli>(Clock::now() - started_).count();
+  }
+
+  bool shows_progress_;
+  std::stop_source stop_;
+  std::vector<std::pair<std::string, double>> phases_;
+  Clock::time_point started_;
+};
+
+/// What happens without RoutePack: experts stay, samples go by length alone.
+struct Baseline {
+  std::int32_t rows;
+  Evaluation evaluation;
+};
+
+std::optional<Baseline> baseline(const Instance& instance, const Placement& current) {
+  const auto layout = pack_first_fit_decreasing(instance);
+  if (std::holds_alternative<Infeasible>(layout)) return std::nullopt;
+  return Baseline{std::get<Layout>(layout).rows(), evaluate(instance, current, std::get<Layout>(layout))};
+}
+
+/// One planned window with all that is reported about it.
+struct Planned {
+  fs::path window_path;
+  fs::path plan_path;
+  PlanRecord record;
+  std::string hash;
+  Plan plan;
+  std::optional<Baseline> before;
+};
+
+Json planned_json(const Planned& planned) {
+  const PlanRecord& record = planned.record;
+  Json json{{"window", planned.window_path.string()},
+            {"plan", planned.plan_path.string()},
+            {"hash", planned.hash},
+            {"score", score_json(planned.plan.evaluation.score)}};
+  Json metrics = Json::object();
+  for (const auto& [name, value] : record.metrics) metrics[name] = value;
+  json["metrics"] = metrics;
+  json["bound"] = {{"max_shard", planned.plan.bounds.any_placement},
+                   {"gap", record.gap.value_or(0.0)},
+                   {"fixed_placement", planned.plan.bounds.fixed_placement}};
+  json["moves"] = {{"experts", planned.plan.moves.experts},
+                   {"fraction", planned.plan.moves.fraction},
+                   {"local", planned.plan.moves.local}};
+  if (record.moves && record.moves->bytes) json["moves"]["bytes"] = *record.moves->bytes;
+  json["rows"] = planned.plan.rows.rows;
+  json["rows_lower_bound"] = planned.plan.rows.lower_bound;
+  json["rows_certified"] = planned.plan.rows.certified();
+  if (planned.plan.dummies > 0) json["dummies"] = planned.plan.dummies;
+  json["complete"] = planned.plan.complete;
+  json["replication_needed_layers"] = planned.plan.bounds.layers_that_need_replication();
+  Json timings = Json::object();
+  for (const auto& [name, ms] : record.timings_ms) timings[name] = ms;
+  json["timings_ms"] = timings;
+  if (planned.before) {
+    json["baseline"] = {{"rows", planned.before->rows},
+                        {"score", score_json(planned.before->evaluation.score)},
+                        {"metrics", metrics_json(planned.before->evaluation, planned.plan.cv_global_before)}};
+  }
+  return json;
+}
+
+void print_comparison(const Planned& planned) {
+  const Evaluation& after = planned.plan.evaluation;
+  Table table;
+  const auto line = [&](const char* name, auto pick, int digits) {
+    const double now = pick(after);
+    if (!planned.before) return table.row({name, "", fixed(now, digits)});
+    const double was = pick(planned.before->evaluation);
+    table.row({name, fixed(was, digits), fixed(now, digits), change(was, now)});
+  };
+  table.row({"", "before", "after", "change"});
+  line("joint objective", [](const Evaluation& e) { return e.score.max_shard; }, 2);
+  line("  attention, sum over rows", [](const Evaluation& e) { return e.attention; }, 2);
+  line("expert-parallel efficiency", [](const Evaluation& e) { return e.ep_efficiency; }, 4);
+  line("busiest rank, summed over rows and layers", [](const Evaluation& e) { return static_cast<double>(e.expert_peak_sum); }, 0);
+  line("busiest rank of any row and layer", [](const Evaluation& e) { return static_cast<double>(e.tail_peak); }, 0);
+  table.row({"rank load over the step, cv", fixed(planned.plan.cv_global_before, 4), fixed(planned.plan.cv_global, 4)});
+  const RowCount& rows = planned.plan.rows;
+  table.row({"rows", planned.before ? std::to_string(planned.before->rows) : "", std::to_string(rows.rows),
+             rows.certified() ? "no fewer exist" : fmt::format("at least {}", rows.lower_bound)});
+  fmt::print("{}", table.text());
+}
+
+void print_notes(const Planned& planned, const Window& window) {
+  const Plan& plan = planned.plan;
+  fmt::print("  gap to the bound: {:.2f} % (no placement and packing goes below {:.2f}; with this placement {:.2f})\n",
+             100.0 * gap_to(plan.evaluation.score.max_shard, plan.bounds.any_placement), plan.bounds.any_placement,
+             plan.bounds.fixed_placement);
+  fmt::print("  moves: {} of {} experts change rank ({:.1f} %)", with_commas(plan.moves.experts),
+             with_commas(std::int64_t{window.layers()} * window.experts()), 100.0 * plan.moves.fraction);
+  if (planned.record.moves && planned.record.moves->bytes) {
+    fmt::print(", {} bytes", with_commas(*planned.record.moves->bytes));
+  }
+  fmt::print(", {} change slot inside their rank\n", with_commas(plan.moves.local));
+  if (plan.dummies > 0) fmt::print("  dummies: {} one-token samples fill up to equal counts\n", plan.dummies);
+  if (const auto layers = plan.bounds.layers_that_need_replication(); layers > 0) {
+    fmt::print("  replication needed: in {} of {} layers one expert is hotter than a rank's fair share; no placement "
+               "balances them\n", layers, window.layers());
+  }
+  std::string times;
+  for (const auto& [name, ms] : planned.record.timings_ms) times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", name, ms);
+  fmt::print("  time in ms: {}\n", times);
+  fmt::print("  plan: {}  {}\n", planned.plan_path.string(), planned.hash);
+}
+
+void print_planned(const Planned& planned, const Window& window, const Instance& instance) {
+  std::int64_t tokens = 0;
+  for (const SampleId i : window.sample_ids()) tokens += window.length(i);
+  fmt::print("{}: {} samples, {} tokens, {} MoE layers of {} experts, top {}\n", planned.window_path.string(),
+             with_commas(window.samples()), with_commas(tokens), window.layers(), window.experts(), window.top_k());
+  fmt::print("{} slots in {} shard{}, {} EP ranks, cap {}, sync {}\n\n", instance.topology.slots(),
+             instance.topology.shards(), instance.topology.shards() == 1 ? "" : "s", instance.topology.ranks(),
+             with_commas(instance.capacity), name_of(instance.sync));
+  print_comparison(planned);
+  fmt::print("  before = experts where they are now, samples by length alone (first fit)\n\n");
+  print_notes(planned, window);
+}
+
+fs::path plan_path_for(const PlanArguments& args, const fs::path& window) {
+  if (args.windows.size() == 1 && !fs::is_directory(args.output)) return args.output;
+  return fs::path(args.output) / (window.stem().string() + ".plan.json");
+}
+
+/// Several windows go into a folder; two of one name would overwrite each other.
+void prepare_folder(const PlanArguments& args) {
+  if (args.windows.size() == 1) return;
+  std::vector<fs::path> seen;
+  for (const auto& window : args.windows) {
+    const fs::path plan = plan_path_for(args, window);
+    if (std::ranges::find(seen, plan) != seen.end()) {
+      throw UsageError(fmt::format("{}: two windows of the same file name would both be planned into {}", window, plan.string()));
+    }
+    seen.push_back(plan);
+  }
+  std::error_code error;
+  fs::create_directory(args.output, error);
+  if (error || !fs::is_directory(args.output)) {
+    throw IoError(fmt::format("{}: wanted a folder for {} plans: {}", args.output, args.windows.size(),
+                              error ? error.message() : "found a file"));
+  }
+}
+
+/// Plans one window and writes its files. Nothing is written unless the plan exists.
+void plan_window(const PlanArguments& args, const fs::path& path, std::optional<Placement>& current, Json& plans) {
+  Stopwatch watch;
+  const Window window = Window::load(path);
+  const Instance instance(window, args.setup.topology(), args.setup.cost_model(), args.setup.cap,
+                          args.setup.constraints, args.setup.sync);
+  auto result = make_plan(instance, args.setup.params, current ? &*current : nullptr, {&watch, watch.token()});
+  auto timings = watch.finish();
+  if (const auto* why = std::get_if<Infeasible>(&result)) {
+    throw InfeasibleError(fmt::format("{}: no layout: {}; what would help: {}", path.string(), why->reason, why->remedy));
+  }
+  Plan& plan = std::get<Plan>(result);
+  const Placement before = current ? *current : Placement::identity(window.layers(), window.experts(), instance.topology.ranks());
+  Planned planned{.window_path = path,
+                  .plan_path = plan_path_for(args, path),
+                  .record = make_record(instance, args.setup.params, plan),
+                  .hash = {},
+                  .plan = std::move(plan),
+                  .before = baseline(instance, before)};
+  planned.record.timings_ms = std::move(timings);
+  planned.hash = plan_hash(to_json(planned.record));
+  if (interrupted()) throw Cancelled("interrupted before the plan was written");
+  save_plan(planned.record, planned.plan_path);
+  current = planned.plan.placement;
+  if (args.json) {
+    plans.push_back(planned_json(planned));
+  } else {
+    print_planned(planned, window, instance);
+  }
+}
+
+int run_plan(PlanArguments& args, PlanOptions& options) {
+  if (args.cost_template) {
+    fmt::print("{}", CostModel::file_template());
+    return kFine;
+  }
+  if (!args.params_file.empty()) options.apply_file(args.params_file);
+  options.apply_command_line();
+  if (args.dump_params) {
+    fmt::print("{}", options.to_toml());
+    return kFine;
+  }
+  if (args.windows.empty()) throw UsageError("WINDOW is missing: the file to plan");
+  if (args.output.empty()) throw UsageError("--output is missing: -o PLAN, or -o DIR for several windows");
+  if (args.setup.cap == 0) throw UsageError("--cap is missing: the token cap of one cell");
+  prepare_folder(args);
+
+  std::optional<Placement> current;
+  if (!args.setup.current.empty()) current = Placement::load(args.setup.current);
+  Json plans = Json::array();
+  for (std::size_t k = 0; k < args.windows.size(); ++k) {
+    if (k > 0 && !args.json) fmt::print("\n");
+    plan_window(args, args.windows[k], current, plans);
+  }
+  if (!args.placement_out.empty()) current->save(args.placement_out);
+  if (args.json) print_json(args.windows.size() == 1 ? plans[0] : Json{{"plans", plans}});
+  return kFine;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Action& action) {
+  const auto args = std::make_shared<PlanArguments>();
+  CLI::App* command = app.add_subcommand("plan", "Plan a window: move experts, pack samples");
+  command->add_option("WINDOW", args->windows, "window files (safetensors); several: one plan each, placement carried along");
+  command->add_option("-o,--output", args->output, "plan file to write, or a folder for several windows");
+  command->add_option("--placement-out", args->placement_out, "also write the last placement alone");
+  command->add_option("--params", args->params_file, "read options from a TOML file; the command line wins");
+  command->add_flag("--dump-params", args->dump_params, "print the effective options as TOML and stop");
+  command->add_flag("--cost-template", args->cost_template, "print a cost file to start from and stop");
+  command->add_flag("--json", args->json, "machine-readable result on standard output");
+  const auto options = std::make_shared<PlanOptions>(*command, args->setup);
+  command->footer(R"(Examples:
+  routepack plan examples/windows/gptoss20b-mmlu-354.safetensors -o plan.json \
+      --dp 8 --ep 8 --cap 2048 --cost examples/gptoss20b.toml
+  routepack plan step1.safetensors step2.safetensors -o plans/ --dp 16 --ep 8 --cap 8192 \
+      --cost cost.toml --current plan-of-step0.json
+  routepack plan window.safetensors -o plan.json --shards '[[0,2],[1,3]]' --ep 4 --cap 8192 \
+      --cost cost.toml --sync row --max-rank-tokens 60000)");
+  command->callback([args, options, &action] { action = [args, options] { return run_plan(*args, *options); }; });
+}
+
+}  // namespace routepack::cli

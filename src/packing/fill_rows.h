@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cells into rows: similar dense work meets, and ranks that are busy in one cell meet idle ones in another.
+#pragma once
+
+#include <optional>
+
+#include "packing/fit.h"
+#include "packing/items.h"
+#include "routepack/instance.h"
+#include "routepack/layout.h"
+#include "routepack/params.h"
+#include "routepack/placement.h"
+
+namespace routepack {
+
+/// Assigns every cell to a row and a slot. Cells of similar dense work stay within a band of rows; inside it each cell
+/// joins the row-shard whose J[r, g] it raises least. Empty when max_rank_tokens cannot be kept.
+/// O(cells · band · L·P) time, O(cells · L·P) memory.
+std::optional<Layout> fill_rows(const Instance& instance, const Placement& placement, const Items& items,
+                                const FittedCells& fitted, RowOrder order);
+
+/// The cells in the order they were fitted, row after row: what a packer without routes does.
+Layout rows_in_order(const Instance& instance, const Items& items, const FittedCells& fitted);
+
+}  // namespace routepack

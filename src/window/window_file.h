@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Window files in memory.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "routepack/window.h"
+
+namespace routepack {
+
+/// The window in the bytes of a `routepack.window/1` file. Tensors are used in place when they are aligned for their
+/// type and copied otherwise; `owner` keeps the bytes alive. Tensors and metadata that windows do not know are ignored,
+/// but metadata is kept.
+/// @throws FormatError, InvalidInput, with `where` in front
+Window parse_window(std::span<const std::byte> file, std::shared_ptr<const void> owner, const std::string& where);
+
+}  // namespace routepack
