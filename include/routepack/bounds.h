@@ -13,8 +13,8 @@ namespace routepack {
 
 /// Why one layer cannot do with less than its bound. All figures are routed tokens over the whole window.
 struct LayerBound {
-  std::int64_t placed_peak = 0;   ///< max_p Σ_i q[i, l, p] under the placement: no packing goes below (equation 4)
-  std::int64_t rank_mean = 0;     ///< total / P, rounded up
+  std::int64_t placed_peak = 0;    ///< max_p Σ_i q[i, l, p] under the placement: no packing goes below (equation 4)
+  std::int64_t rank_mean = 0;      ///< total / P, rounded up
   std::int64_t any_placement = 0;  ///< the least peak that some placement might reach
   /// The hottest expert plus the H − 1 coldest exceed the rank mean: only copies of experts could help.
   bool replication_needed = false;
@@ -34,7 +34,7 @@ std::vector<LayerBound> layer_bounds(std::span<const std::int64_t> demand, const
 /// Aggregate bounds (docs/mathematics.md has the proofs). `demand` is [L, E] as from aggregate_demand. O(L·E log E).
 Bounds lower_bounds(const Instance& instance, const Placement& placement, std::span<const std::int64_t> demand);
 
-/// score / bound − 1, 0 when both are 0.
+/// score / bound − 1; 0 when both are 0, infinite when only the bound is (padding load that no bound counts).
 double gap_to(double score, double bound);
 
 }  // namespace routepack

@@ -34,7 +34,9 @@ struct Choice {
   bool built = true;
 };
 
-constexpr auto choices(Sync) { return std::array{Choice<Sync>{"step", Sync::Step}, Choice<Sync>{"row", Sync::Row}}; }
+constexpr auto choices(Sync) {
+  return std::array{Choice<Sync>{"step", Sync::Step}, Choice<Sync>{"row", Sync::Row}};
+}
 constexpr auto choices(PlacementMode) {
   using enum PlacementMode;
   return std::array{Choice<PlacementMode>{"keep", Keep}, Choice<PlacementMode>{"lpt", Lpt},
@@ -93,7 +95,8 @@ template <class C, class Visitor>
   requires std::same_as<std::remove_const_t<C>, Constraints>
 void describe(C& c, Visitor&& v) {
   constexpr std::int64_t kMany = std::numeric_limits<std::int32_t>::max();
-  v.integer("sample_multiple", c.sample_multiple, 1, kMaxCapacity, "round each sample up to this many tokens for the cap");
+  v.integer("sample_multiple", c.sample_multiple, 1, kMaxCapacity,
+            "round each sample up to this many tokens for the cap");
   v.integer("cell_multiple", c.cell_multiple, 1, kMaxCapacity, "round each cell up to this many tokens for the cap");
   v.integer("min_rows", c.min_rows, 1, kMany, "use at least this many rows");
   v.integer("row_multiple", c.row_multiple, 1, kMany, "use a multiple of this many rows");

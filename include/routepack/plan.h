@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <stop_token>
+#include <string>
 #include <string_view>
 #include <variant>
 #include <vector>
@@ -73,8 +74,11 @@ struct Plan {
 std::variant<Plan, Infeasible> make_plan(const Instance& instance, const PlanParams& params,
                                          const Placement* current = nullptr, const RunContext& run = {});
 
-/// What a framework does without routes: samples by falling length, each to the first cell that still holds it, cells in
-/// order. The yardstick that `routepack plan` prints beside its own result.
+/// @throws InvalidInput, with `where` in front, unless the placement has the instance's layers, experts and EP ranks.
+void require_fits(const Placement& placement, const Instance& instance, const std::string& where);
+
+/// What a framework does without routes: samples by falling length, each to the first cell that still holds it, cells
+/// in order. The yardstick that `routepack plan` prints beside its own result.
 std::variant<Layout, Infeasible> pack_first_fit_decreasing(const Instance& instance);
 
 }  // namespace routepack

@@ -17,8 +17,8 @@ struct Violation {
 };
 
 struct Verdict {
-  std::vector<Violation> violations;   ///< the first ten of each rule
-  std::vector<std::string> checked;    ///< names of the rules that were looked at, in order
+  std::vector<Violation> violations;  ///< the first ten of each rule
+  std::vector<std::string> checked;   ///< names of the rules that were looked at, in order
   [[nodiscard]] bool accepted() const { return violations.empty(); }
 };
 

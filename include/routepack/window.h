@@ -30,15 +30,15 @@ struct WindowArrays {
   std::int64_t top_k = 0;    ///< k, experts chosen per token
   WindowKind kind = WindowKind::Samples;
 
-  std::span<const std::int32_t> lengths;    ///< [N] tokens, ≥ 1; may be absent in an aggregate
-  CountArray counts;                        ///< [N, L, E]
-  std::span<const std::int32_t> recorded;   ///< [N] or [N, L] tokens with a recorded route
-  std::span<const std::int32_t> groups;     ///< [N] prompt group or topic, for statistics only
-  std::span<const std::int32_t> atomic;     ///< [N] equal values ≥ 0 must share a cell; −1 = free
+  std::span<const std::int32_t> lengths;      ///< [N] tokens, ≥ 1; may be absent in an aggregate
+  CountArray counts;                          ///< [N, L, E]
+  std::span<const std::int32_t> recorded;     ///< [N] or [N, L] tokens with a recorded route
+  std::span<const std::int32_t> groups;       ///< [N] prompt group or topic, for statistics only
+  std::span<const std::int32_t> atomic;       ///< [N] equal values ≥ 0 must share a cell; −1 = free
   std::span<const std::uint32_t> pad_counts;  ///< [L, E] expert load of one padding token, in 1/65536
-  std::span<const std::int64_t> ids;        ///< [N] the caller's sample ids
+  std::span<const std::int64_t> ids;          ///< [N] the caller's sample ids
 
-  std::string model;                       ///< free text, may be empty
+  std::string model;                        ///< free text, may be empty
   std::vector<std::int64_t> layer_numbers;  ///< [L] global layer numbers, or empty
   /// Other metadata of the file (source, licence, …), kept when the window is saved again.
   std::vector<std::pair<std::string, std::string>> metadata;

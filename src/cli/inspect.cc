@@ -37,7 +37,9 @@ LengthSummary summarise_lengths(const Window& window) {
   std::vector<std::int32_t> sorted(window.arrays().lengths.begin(), window.arrays().lengths.end());
   std::ranges::sort(sorted);
   for (const std::int32_t length : sorted) summary.tokens += length;
-  const auto at = [&](double q) { return sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1))]; };
+  const auto at = [&](double q) {
+    return sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1))];
+  };
   if (!sorted.empty()) {
     summary.quantiles = {{"min", sorted.front()}, {"p25", at(0.25)}, {"median", at(0.5)},
                          {"p75", at(0.75)},       {"p95", at(0.95)}, {"max", sorted.back()}};
@@ -45,8 +47,9 @@ LengthSummary summarise_lengths(const Window& window) {
   std::int64_t missing = 0;
   for (const SampleId i : window.sample_ids()) {
     if (window.lacks_routes(i)) ++summary.without_routes;
+    if (sorted.empty()) continue;  // an aggregate need not have lengths
     for (const LayerId l : window.layer_ids()) {
-      if (const auto recorded = window.recorded(i, l); recorded && !sorted.empty()) missing += window.length(i) - *recorded;
+      if (const auto recorded = window.recorded(i, l)) missing += window.length(i) - *recorded;
     }
   }
   summary.tokens_without_route = missing / window.layers();
@@ -137,15 +140,26 @@ int run_inspect(const InspectArguments& args) {
     for (const auto& [name, value] : lengths.quantiles) quantiles[name] = value;
     Json ep = Json::array();
     for (const auto& o : outlooks) {
-      ep.push_back({{"ep", o.ranks}, {"efficiency_identity", o.identity}, {"efficiency_lpt", o.lpt},
-                    {"efficiency_limit", o.best}, {"replication_needed_layers", o.replication_layers}});
+      ep.push_back({{"ep", o.ranks},
+                    {"efficiency_identity", o.identity},
+                    {"efficiency_lpt", o.lpt},
+                    {"efficiency_limit", o.best},
+                    {"replication_needed_layers", o.replication_layers}});
     }
-    Json json{{"samples", window.samples()}, {"layers", window.layers()}, {"experts", window.experts()},
-              {"top_k", window.top_k()}, {"kind", kind}, {"model", window.arrays().model},
-              {"fingerprint", window.fingerprint()}, {"tokens", lengths.tokens}, {"lengths", quantiles},
-              {"samples_without_routes", lengths.without_routes}, {"tokens_without_route", lengths.tokens_without_route},
+    Json json{{"samples", window.samples()},
+              {"layers", window.layers()},
+              {"experts", window.experts()},
+              {"top_k", window.top_k()},
+              {"kind", kind},
+              {"model", window.arrays().model},
+              {"fingerprint", window.fingerprint()},
+              {"tokens", lengths.tokens},
+              {"lengths", quantiles},
+              {"samples_without_routes", lengths.without_routes},
+              {"tokens_without_route", lengths.tokens_without_route},
               {"expert_cv", {{"mean", skew.cv_mean}, {"min", skew.cv_min}, {"max", skew.cv_max}}},
-              {"hottest_expert_over_mean", skew.hottest_mean}, {"placement", ep}};
+              {"hottest_expert_over_mean", skew.hottest_mean},
+              {"placement", ep}};
     if (!window.arrays().groups.empty()) json["groups"] = distinct(window.arrays().groups, INT32_MIN);
     if (!window.arrays().atomic.empty()) json["atomic_groups"] = distinct(window.arrays().atomic, 0);
     print_json(json);
@@ -163,7 +177,8 @@ int run_inspect(const InspectArguments& args) {
     fmt::print("  routes missing for {} tokens; {} samples without any\n", with_commas(lengths.tokens_without_route),
                with_commas(lengths.without_routes));
   }
-  if (!window.arrays().groups.empty()) fmt::print("  {} prompt groups or topics\n", distinct(window.arrays().groups, INT32_MIN));
+  if (!window.arrays().groups.empty())
+    fmt::print("  {} prompt groups or topics\n", distinct(window.arrays().groups, INT32_MIN));
   if (!window.arrays().atomic.empty()) fmt::print("  {} atomic groups\n", distinct(window.arrays().atomic, 0));
   fmt::print("  expert load per layer: cv {:.2f} ({:.2f} to {:.2f}), hottest expert {:.1f} times the mean\n\n",
              skew.cv_mean, skew.cv_min, skew.cv_max, skew.hottest_mean);
@@ -173,7 +188,8 @@ int run_inspect(const InspectArguments& args) {
     table.row({std::to_string(o.ranks), fixed(o.identity, 4), fixed(o.lpt, 4), fixed(o.best, 4),
                std::to_string(o.replication_layers)});
   }
-  fmt::print("expert-parallel efficiency over the whole window that no packing exceeds, by placement:\n{}", table.text());
+  fmt::print("expert-parallel efficiency over the whole window that no packing exceeds, by placement:\n{}",
+             table.text());
   return kFine;
 }
 

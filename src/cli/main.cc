@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cli/command.h"
+#include "core/json.h"
 #include "routepack/error.h"
 #include "routepack/plan.h"
 #include "routepack/version.h"
@@ -17,14 +18,24 @@ namespace {
 
 volatile std::sig_atomic_t interrupt_seen = 0;
 
-void note_interrupt(int /*signal*/) { interrupt_seen = 1; }
+void note_interrupt(int /*signal*/) {
+  interrupt_seen = 1;
+}
 
-/// One line whatever happens: programs read it, and people too.
-int fail(int status, std::string message) {
-  for (char& c : message) {
-    if (c == '\n' || c == '\r') c = ' ';
+/// One line of UTF-8 whatever a file or a file name contained: programs read it, and people too.
+int fail(int status, const std::string& message) {
+  std::string line = Json(message).dump(-1, ' ', false, Json::error_handler_t::replace);
+  line = Json::parse(line).get<std::string>();
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   }
-  fmt::print(stderr, "routepack: error: {}\n", message);
+  fmt::print(stderr, "routepack: error: {}\n", line);
+  return status;
+}
+
+/// What was printed may still be in a buffer: a full disk shows only here.
+int finish(int status) {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return fail(kBadInput, "standard output: cannot write");
   return status;
 }
 
@@ -42,7 +53,8 @@ With the Python package, not in this executable: convert, report, calibrate, eva
 
 /// Subcommands of the documentation that this version does not have: said in one line instead of «unknown».
 void add_not_built(CLI::App& app, Action& action) {
-  for (const char* name : {"compare", "generate", "transfer", "simulate", "convert", "report", "calibrate", "evaluate"}) {
+  for (const char* name :
+       {"compare", "generate", "transfer", "simulate", "convert", "report", "calibrate", "evaluate"}) {
     CLI::App* sub = app.add_subcommand(name, "not built yet")->group("");
     sub->prefix_command();
     sub->set_help_flag();
@@ -67,26 +79,26 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& wish) {  // --help, --version
-    return app.exit(wish);
+    return finish(app.exit(wish));
   } catch (const CLI::ParseError& error) {
     return fail(kBadInput, fmt::format("{} (see routepack --help)", error.what()));
   }
-  const int status = action();
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return fail(kBadInput, "standard output: cannot write");
-  return status;
+  return finish(action());
 }
 
 }  // namespace
 
 void catch_interrupts() {
-  struct sigaction on_interrupt {};
+  struct sigaction on_interrupt{};
   on_interrupt.sa_handler = note_interrupt;
   on_interrupt.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGINT, &on_interrupt, nullptr);
   std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), not the end of the process
 }
 
-bool interrupted() { return interrupt_seen != 0; }
+bool interrupted() {
+  return interrupt_seen != 0;
+}
 
 }  // namespace routepack::cli
 

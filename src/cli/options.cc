@@ -51,7 +51,9 @@ std::string choice_names() {
   return names;
 }
 
-std::string toml_string(const std::string& text) { return Json(text).dump(); }  // a JSON string is a TOML basic string
+std::string toml_string(const std::string& text) {
+  return Json(text).dump();
+}  // a JSON string is a TOML basic string
 
 /// Options of the documentation that this version does not have yet.
 constexpr std::pair<const char*, bool> kNotBuilt[] = {
@@ -133,10 +135,10 @@ PlanOptions::PlanOptions(CLI::App& command, PlanSetup& setup) {
       throw UsageError(fmt::format("--{}: not built yet", name));
     };
     const std::string flag_name = std::string("--") + name;
-    CLI::Option* option = takes_value
-                              ? command.add_option_function<std::string>(
-                                    flag_name, [refuse](const std::string& v) { refuse(v); }, "not built yet")
-                              : command.add_flag_function(flag_name, [refuse](std::int64_t n) { refuse(n); }, "not built yet");
+    CLI::Option* option =
+        takes_value ? command.add_option_function<std::string>(
+                          flag_name, [refuse](const std::string& v) { refuse(v); }, "not built yet")
+                    : command.add_flag_function(flag_name, [refuse](std::int64_t n) { refuse(n); }, "not built yet");
     option->group("Not built yet");
   }
 }
@@ -159,7 +161,8 @@ void PlanOptions::apply_command_line() {
 std::string PlanOptions::to_toml() const {
   std::string text;
   for (const auto& option : options_) {
-    if (const std::string value = option->write(); !value.empty()) text += fmt::format("{} = {}\n", option->name, value);
+    if (const std::string value = option->write(); !value.empty())
+      text += fmt::format("{} = {}\n", option->name, value);
   }
   return text;
 }
@@ -169,8 +172,8 @@ Topology PlanSetup::topology() const {
   if (shards.empty()) {
     if (dp == 0) throw UsageError("--dp is missing: the number of data-parallel slots (or give --shards)");
     const auto narrow = [](std::int64_t value) { return static_cast<std::int32_t>(value); };
-    return Topology::megatron({.dp = narrow(dp), .ep = narrow(ep), .tp = narrow(tp), .cp = narrow(cp),
-                               .etp = narrow(etp), .pp = narrow(pp)});
+    return Topology::megatron(
+        {.dp = narrow(dp), .ep = narrow(ep), .tp = narrow(tp), .cp = narrow(cp), .etp = narrow(etp), .pp = narrow(pp)});
   }
   if (tp != 1 || cp != 1 || etp != 1) {
     throw UsageError("--shards and --tp, --cp or --etp exclude each other: the shards already say which slots meet");
@@ -180,7 +183,8 @@ Topology PlanSetup::topology() const {
     auto& ids = slots.emplace_back();
     for (const std::int32_t d : shard) ids.emplace_back(d);
   }
-  Topology topology = Topology::from_shards(static_cast<std::int32_t>(ep), std::move(slots), static_cast<std::int32_t>(pp));
+  Topology topology =
+      Topology::from_shards(static_cast<std::int32_t>(ep), std::move(slots), static_cast<std::int32_t>(pp));
   if (dp != 0 && dp != topology.slots()) {
     throw UsageError(fmt::format("--dp {} and --shards with {} slots contradict each other", dp, topology.slots()));
   }
@@ -189,8 +193,9 @@ Topology PlanSetup::topology() const {
 
 CostModel PlanSetup::cost_model() const {
   if (cost.empty()) {
-    throw UsageError("--cost is missing: what a token costs on the dense and on the expert side; routepack plan "
-                     "--cost-template prints a file to start from");
+    throw UsageError(
+        "--cost is missing: what a token costs, in a TOML file such as  expert = 1.0  [[stage]]  name = "
+        "\"full\"  alpha = 60.0  beta = 200.0  (routepack plan --cost-template prints one to start from)");
   }
   return CostModel::load(cost);
 }

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // routepack plan: windows in, plans out, and what was won.
-#include <fmt/core.h>
+#include "routepack/plan.h"
+
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
+#include <iterator>
+#include <memory>
 #include <optional>
 #include <stop_token>
 #include <utility>
@@ -13,7 +17,6 @@
 #include "cli/options.h"
 #include "cli/report.h"
 #include "routepack/error.h"
-#include "routepack/plan.h"
 #include "routepack/plan_file.h"
 
 namespace routepack::cli {
@@ -103,7 +106,7 @@ Json planned_json(const Planned& planned) {
   for (const auto& [name, value] : record.metrics) metrics[name] = value;
   json["metrics"] = metrics;
   json["bound"] = {{"max_shard", planned.plan.bounds.any_placement},
-                   {"gap", record.gap.value_or(0.0)},
+                   {"gap", record.gap ? Json(*record.gap) : Json()},  // null: infinite
                    {"fixed_placement", planned.plan.bounds.fixed_placement}};
   json["moves"] = {{"experts", planned.plan.moves.experts},
                    {"fraction", planned.plan.moves.fraction},
@@ -126,7 +129,7 @@ Json planned_json(const Planned& planned) {
   return json;
 }
 
-void print_comparison(const Planned& planned) {
+std::string comparison_text(const Planned& planned) {
   const Evaluation& after = planned.plan.evaluation;
   Table table;
   const auto line = [&](const char* name, auto pick, int digits) {
@@ -139,52 +142,62 @@ void print_comparison(const Planned& planned) {
   line("joint objective", [](const Evaluation& e) { return e.score.max_shard; }, 2);
   line("  attention, sum over rows", [](const Evaluation& e) { return e.attention; }, 2);
   line("expert-parallel efficiency", [](const Evaluation& e) { return e.ep_efficiency; }, 4);
-  line("busiest rank, summed over rows and layers", [](const Evaluation& e) { return static_cast<double>(e.expert_peak_sum); }, 0);
+  line(
+      "busiest rank, summed over rows and layers",
+      [](const Evaluation& e) { return static_cast<double>(e.expert_peak_sum); }, 0);
   line("busiest rank of any row and layer", [](const Evaluation& e) { return static_cast<double>(e.tail_peak); }, 0);
   table.row({"rank load over the step, cv", fixed(planned.plan.cv_global_before, 4), fixed(planned.plan.cv_global, 4)});
   const RowCount& rows = planned.plan.rows;
   table.row({"rows", planned.before ? std::to_string(planned.before->rows) : "", std::to_string(rows.rows),
              rows.certified() ? "no fewer exist" : fmt::format("at least {}", rows.lower_bound)});
-  fmt::print("{}", table.text());
+  return table.text();
 }
 
-void print_notes(const Planned& planned, const Window& window) {
+std::string notes_text(const Planned& planned, const Window& window) {
   const Plan& plan = planned.plan;
-  fmt::print("  gap to the bound: {:.2f} % (no placement and packing goes below {:.2f}; with this placement {:.2f})\n",
-             100.0 * gap_to(plan.evaluation.score.max_shard, plan.bounds.any_placement), plan.bounds.any_placement,
-             plan.bounds.fixed_placement);
-  fmt::print("  moves: {} of {} experts change rank ({:.1f} %)", with_commas(plan.moves.experts),
-             with_commas(std::int64_t{window.layers()} * window.experts()), 100.0 * plan.moves.fraction);
+  std::string text;
+  const auto print = [&text]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
+    fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
+  };
+  print("  gap to the bound: {:.2f} % (no placement and packing goes below {:.2f}; with this placement {:.2f})\n",
+        100.0 * gap_to(plan.evaluation.score.max_shard, plan.bounds.any_placement), plan.bounds.any_placement,
+        plan.bounds.fixed_placement);
+  print("  moves: {} of {} experts change rank ({:.1f} %)", with_commas(plan.moves.experts),
+        with_commas(std::int64_t{window.layers()} * window.experts()), 100.0 * plan.moves.fraction);
   if (planned.record.moves && planned.record.moves->bytes) {
-    fmt::print(", {} bytes", with_commas(*planned.record.moves->bytes));
+    print(", {} bytes", with_commas(*planned.record.moves->bytes));
   }
-  fmt::print(", {} change slot inside their rank\n", with_commas(plan.moves.local));
-  if (plan.dummies > 0) fmt::print("  dummies: {} one-token samples fill up to equal counts\n", plan.dummies);
+  print(", {} change slot inside their rank\n", with_commas(plan.moves.local));
+  if (plan.dummies > 0) print("  dummies: {} one-token samples fill up to equal counts\n", plan.dummies);
   if (const auto layers = plan.bounds.layers_that_need_replication(); layers > 0) {
-    fmt::print("  replication needed: in {} of {} layers one expert is hotter than a rank's fair share; no placement "
-               "balances them\n", layers, window.layers());
+    print(
+        "  replication needed: in {} of {} layers one expert is hotter than a rank's fair share; no placement "
+        "balances them\n",
+        layers, window.layers());
   }
   std::string times;
-  for (const auto& [name, ms] : planned.record.timings_ms) times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", name, ms);
-  fmt::print("  time in ms: {}\n", times);
-  fmt::print("  plan: {}  {}\n", planned.plan_path.string(), planned.hash);
+  for (const auto& [name, ms] : planned.record.timings_ms)
+    times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", name, ms);
+  print("  time in ms: {}\n", times);
+  print("  plan: {}  {}\n", planned.plan_path.string(), planned.hash);
+  return text;
 }
 
-void print_planned(const Planned& planned, const Window& window, const Instance& instance) {
+std::string planned_text(const Planned& planned, const Window& window, const Instance& instance) {
   std::int64_t tokens = 0;
   for (const SampleId i : window.sample_ids()) tokens += window.length(i);
-  fmt::print("{}: {} samples, {} tokens, {} MoE layers of {} experts, top {}\n", planned.window_path.string(),
-             with_commas(window.samples()), with_commas(tokens), window.layers(), window.experts(), window.top_k());
-  fmt::print("{} slots in {} shard{}, {} EP ranks, cap {}, sync {}\n\n", instance.topology.slots(),
-             instance.topology.shards(), instance.topology.shards() == 1 ? "" : "s", instance.topology.ranks(),
-             with_commas(instance.capacity), name_of(instance.sync));
-  print_comparison(planned);
-  fmt::print("  before = experts where they are now, samples by length alone (first fit)\n\n");
-  print_notes(planned, window);
+  return fmt::format("{}: {} samples, {} tokens, {} MoE layers of {} experts, top {}\n", planned.window_path.string(),
+                     with_commas(window.samples()), with_commas(tokens), window.layers(), window.experts(),
+                     window.top_k()) +
+         fmt::format("{} slots in {} shard{}, {} EP ranks, cap {}, sync {}\n\n", instance.topology.slots(),
+                     instance.topology.shards(), instance.topology.shards() == 1 ? "" : "s", instance.topology.ranks(),
+                     with_commas(instance.capacity), name_of(instance.sync)) +
+         comparison_text(planned) + "  before = experts where they are now, samples by length alone (first fit)\n\n" +
+         notes_text(planned, window);
 }
 
 fs::path plan_path_for(const PlanArguments& args, const fs::path& window) {
-  if (args.windows.size() == 1 && !fs::is_directory(args.output)) return args.output;
+  if (args.windows.size() == 1) return args.output;
   return fs::path(args.output) / (window.stem().string() + ".plan.json");
 }
 
@@ -195,7 +208,8 @@ void prepare_folder(const PlanArguments& args) {
   for (const auto& window : args.windows) {
     const fs::path plan = plan_path_for(args, window);
     if (std::ranges::find(seen, plan) != seen.end()) {
-      throw UsageError(fmt::format("{}: two windows of the same file name would both be planned into {}", window, plan.string()));
+      throw UsageError(
+          fmt::format("{}: two windows of the same file name would both be planned into {}", window, plan.string()));
     }
     seen.push_back(plan);
   }
@@ -207,19 +221,28 @@ void prepare_folder(const PlanArguments& args) {
   }
 }
 
-/// Plans one window and writes its files. Nothing is written unless the plan exists.
-void plan_window(const PlanArguments& args, const fs::path& path, std::optional<Placement>& current, Json& plans) {
+/// What will be printed once every file is written.
+struct Report {
+  Json plans = Json::array();
+  std::string text;
+};
+
+/// Plans one window and writes its file. Nothing is written unless the plan exists.
+void plan_window(const PlanArguments& args, const fs::path& path, std::optional<Placement>& current, Report& report) {
   Stopwatch watch;
   const Window window = Window::load(path);
   const Instance instance(window, args.setup.topology(), args.setup.cost_model(), args.setup.cap,
                           args.setup.constraints, args.setup.sync);
+  if (current) require_fits(*current, instance, args.setup.current.empty() ? "the window before" : args.setup.current);
   auto result = make_plan(instance, args.setup.params, current ? &*current : nullptr, {&watch, watch.token()});
   auto timings = watch.finish();
   if (const auto* why = std::get_if<Infeasible>(&result)) {
-    throw InfeasibleError(fmt::format("{}: no layout: {}; what would help: {}", path.string(), why->reason, why->remedy));
+    throw InfeasibleError(
+        fmt::format("{}: no layout: {}; what would help: {}", path.string(), why->reason, why->remedy));
   }
   Plan& plan = std::get<Plan>(result);
-  const Placement before = current ? *current : Placement::identity(window.layers(), window.experts(), instance.topology.ranks());
+  const Placement before =
+      current ? *current : Placement::identity(window.layers(), window.experts(), instance.topology.ranks());
   Planned planned{.window_path = path,
                   .plan_path = plan_path_for(args, path),
                   .record = make_record(instance, args.setup.params, plan),
@@ -232,9 +255,9 @@ void plan_window(const PlanArguments& args, const fs::path& path, std::optional<
   save_plan(planned.record, planned.plan_path);
   current = planned.plan.placement;
   if (args.json) {
-    plans.push_back(planned_json(planned));
+    report.plans.push_back(planned_json(planned));
   } else {
-    print_planned(planned, window, instance);
+    report.text += (report.text.empty() ? "" : "\n") + planned_text(planned, window, instance);
   }
 }
 
@@ -256,13 +279,14 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
 
   std::optional<Placement> current;
   if (!args.setup.current.empty()) current = Placement::load(args.setup.current);
-  Json plans = Json::array();
-  for (std::size_t k = 0; k < args.windows.size(); ++k) {
-    if (k > 0 && !args.json) fmt::print("\n");
-    plan_window(args, args.windows[k], current, plans);
-  }
+  Report report;
+  for (const auto& window : args.windows) plan_window(args, window, current, report);
   if (!args.placement_out.empty()) current->save(args.placement_out);
-  if (args.json) print_json(args.windows.size() == 1 ? plans[0] : Json{{"plans", plans}});
+  if (args.json) {
+    print_json(args.windows.size() == 1 ? report.plans[0] : Json{{"plans", report.plans}});
+  } else {
+    fmt::print("{}", report.text);
+  }
   return kFine;
 }
 
@@ -271,7 +295,8 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
 void add_plan(CLI::App& app, Action& action) {
   const auto args = std::make_shared<PlanArguments>();
   CLI::App* command = app.add_subcommand("plan", "Plan a window: move experts, pack samples");
-  command->add_option("WINDOW", args->windows, "window files (safetensors); several: one plan each, placement carried along");
+  command->add_option("WINDOW", args->windows,
+                      "window files (safetensors); several: one plan each, placement carried along");
   command->add_option("-o,--output", args->output, "plan file to write, or a folder for several windows");
   command->add_option("--placement-out", args->placement_out, "also write the last placement alone");
   command->add_option("--params", args->params_file, "read options from a TOML file; the command line wins");

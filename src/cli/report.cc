@@ -18,7 +18,9 @@ std::string with_commas(std::int64_t number) {
   return digits;
 }
 
-std::string fixed(double value, int digits) { return fmt::format("{:.{}f}", value, digits); }
+std::string fixed(double value, int digits) {
+  return fmt::format("{:.{}f}", value, digits);
+}
 
 std::string change(double from, double to) {
   if (from == 0.0) return "";

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // routepack score: every figure of a plan from scratch.
+#include "routepack/score.h"
+
 #include <fmt/core.h>
 
+#include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cli/command.h"
@@ -10,7 +14,6 @@
 #include "core/file.h"
 #include "routepack/bounds.h"
 #include "routepack/plan_file.h"
-#include "routepack/score.h"
 #include "routepack/window.h"
 
 namespace routepack::cli {
@@ -35,11 +38,13 @@ int run_score(const ScoreArguments& args) {
 
   if (args.json) {
     Json metrics = metrics_json(evaluation, cv);
-    metrics["gap"] = gap;
+    const Json gap_json = std::isfinite(gap) ? Json(gap) : Json();  // null: infinite
+    metrics["gap"] = gap_json;
     print_json({{"hash", plan_hash(text)},
                 {"score", score_json(evaluation.score)},
                 {"metrics", metrics},
-                {"bound", {{"max_shard", bounds.any_placement}, {"gap", gap}, {"fixed_placement", bounds.fixed_placement}}},
+                {"bound",
+                 {{"max_shard", bounds.any_placement}, {"gap", gap_json}, {"fixed_placement", bounds.fixed_placement}}},
                 {"rows", checked.layout.rows()}});
     return kFine;
   }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // routepack verify: does a plan keep every rule?
+#include "routepack/verify.h"
+
 #include <fmt/core.h>
 
 #include <memory>
@@ -8,7 +10,6 @@
 #include "cli/command.h"
 #include "cli/report.h"
 #include "routepack/plan_file.h"
-#include "routepack/verify.h"
 #include "routepack/window.h"
 
 namespace routepack::cli {

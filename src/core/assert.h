@@ -10,12 +10,11 @@
 #define ROUTEPACK_STRINGIFY(x) ROUTEPACK_STRINGIFY_(x)
 
 /// Throws InternalError naming the place when `condition` does not hold.
-#define ROUTEPACK_ASSERT(condition, what)                                                                      \
-  do {                                                                                                         \
-    if (!(condition)) [[unlikely]]                                                                             \
-      throw ::routepack::InternalError(std::string("internal error at " __FILE__ ":" ROUTEPACK_STRINGIFY(      \
-                                           __LINE__) ": ") +                                                   \
-                                       (what));                                                                \
+#define ROUTEPACK_ASSERT(condition, what)                                                              \
+  do {                                                                                                 \
+    if (!(condition)) [[unlikely]]                                                                     \
+      throw ::routepack::InternalError(                                                                \
+          std::string("internal error at " __FILE__ ":" ROUTEPACK_STRINGIFY(__LINE__) ": ") + (what)); \
   } while (false)
 
 #ifdef ROUTEPACK_HEAVY_ASSERTS

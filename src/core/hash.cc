@@ -26,6 +26,8 @@ void Xxh3::bytes(std::span<const std::byte> bytes) {
   if (!bytes.empty()) XXH3_64bits_update(state_->xxh, bytes.data(), bytes.size());
 }
 
-std::string Xxh3::digest() const { return fmt::format("xxh3:{:016x}", XXH3_64bits_digest(state_->xxh)); }
+std::string Xxh3::digest() const {
+  return fmt::format("xxh3:{:016x}", XXH3_64bits_digest(state_->xxh));
+}
 
 }  // namespace routepack

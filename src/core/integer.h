@@ -12,6 +12,8 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t divisor) {
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return ceil_div(value, multiple) * multiple;
 }
-constexpr std::int64_t round_down(std::int64_t value, std::int64_t multiple) { return value - value % multiple; }
+constexpr std::int64_t round_down(std::int64_t value, std::int64_t multiple) {
+  return value - value % multiple;
+}
 
 }  // namespace routepack

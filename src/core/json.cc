@@ -18,9 +18,29 @@ constexpr int kMaxDepth = 64;
   throw FormatError(fmt::format("{}: found {}, wanted {}", where, describe_json(value), wanted));
 }
 
+/// The library's text without its bracketed id, its line numbers and the bytes of the input that it repeats.
+std::string cause_of(std::string text) {
+  if (const auto column = text.find("column "); column != std::string::npos) {
+    if (const auto colon = text.find(": ", column); colon != std::string::npos) text = text.substr(colon + 2);
+  }
+  if (const auto repeated = text.find("; last read: "); repeated != std::string::npos) {
+    const auto rest = text.rfind("'; expected ");
+    text = text.substr(0, repeated) + (rest == std::string::npos ? "" : text.substr(rest + 1));
+  }
+  return text;
+}
+
+std::string quoted(const std::string& text) {
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& where) {
+  // The parser takes a zero byte for the end of its input and would not look behind it.
+  if (const auto zero = text.find('\0'); zero != std::string_view::npos) {
+    throw FormatError(fmt::format("{}: invalid JSON at byte {}: a zero byte", where, zero + 1));
+  }
   std::vector<std::set<std::string>> keys_of_open_objects;
   const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
     using enum Json::parse_event_t;
@@ -28,20 +48,14 @@ Json parse_json(std::string_view text, const std::string& where) {
     if (event == object_start) keys_of_open_objects.emplace_back();
     if (event == object_end) keys_of_open_objects.pop_back();
     if (event == key && !keys_of_open_objects.back().insert(parsed.get<std::string>()).second) {
-      throw FormatError(fmt::format("{}: key \"{}\" occurs twice in one object", where, parsed.get<std::string>()));
+      throw FormatError(fmt::format("{}: key {} occurs twice in one object", where, quoted(parsed.get<std::string>())));
     }
     return true;
   };
   try {
     return Json::parse(text, watch);
   } catch (const Json::parse_error& error) {
-    // The library's own text starts with a bracketed id and repeats a part of the input; position and cause suffice.
-    std::string cause = error.what();
-    if (const auto colon = cause.rfind(": "); colon != std::string::npos) cause = cause.substr(colon + 2);
-    for (char& c : cause) {
-      if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-    }
-    throw FormatError(fmt::format("{}: invalid JSON at byte {}: {}", where, error.byte, cause));
+    throw FormatError(fmt::format("{}: invalid JSON at byte {}: {}", where, error.byte, cause_of(error.what())));
   } catch (const Json::exception& error) {
     throw FormatError(fmt::format("{}: invalid JSON: {}", where, error.what()));
   }
@@ -57,8 +71,7 @@ std::string describe_json(const Json& value) {
       return fmt::format("an array of {}", value.size());
     case Json::value_t::string: {
       const auto& text = value.get_ref<const std::string&>();
-      const Json shown = text.size() > 40 ? text.substr(0, 40) + "…" : text;
-      return "the string " + shown.dump(-1, ' ', false, Json::error_handler_t::replace);
+      return "the string " + quoted(text.size() > 40 ? text.substr(0, 40) + "…" : text);
     }
     case Json::value_t::boolean:
       return value.get<bool>() ? "true" : "false";

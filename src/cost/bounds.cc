@@ -20,7 +20,8 @@ std::int64_t least_peak(std::vector<std::int64_t> expert_loads, std::int64_t ran
   for (std::int64_t j = 0; j < per_rank; ++j) {
     const auto hot = expert_loads.begin() + ranks * j - j;
     const auto cold = expert_loads.end() - (per_rank - j - 1);
-    peak = std::max(peak, std::accumulate(hot, hot + j + 1, std::accumulate(cold, expert_loads.end(), std::int64_t{0})));
+    peak =
+        std::max(peak, std::accumulate(hot, hot + j + 1, std::accumulate(cold, expert_loads.end(), std::int64_t{0})));
   }
   return peak;
 }
@@ -43,7 +44,8 @@ double dense_total(const Instance& instance) {
     squares += length * length;
   }
   double total = 0.0;
-  for (const Stage& stage : instance.cost.stages()) total += stage.alpha * (tokens / c) + stage.beta * (squares / (c * c));
+  for (const Stage& stage : instance.cost.stages())
+    total += stage.alpha * (tokens / c) + stage.beta * (squares / (c * c));
   return total;
 }
 
@@ -104,7 +106,7 @@ Bounds lower_bounds(const Instance& instance, const Placement& placement, std::s
 double gap_to(double score, double bound) {
   // Both are sums of rounded terms: a score that reaches its bound may come out an ulp or two below.
   if (std::abs(score - bound) <= 1e-12 * bound) return 0.0;
-  return bound > 0.0 ? score / bound - 1.0 : 0.0;
+  return score / bound - 1.0;
 }
 
 }  // namespace routepack

@@ -61,6 +61,8 @@ std::int64_t Instance::aligned_cell(std::int64_t aligned_lengths) const {
   return round_up(aligned_lengths, constraints.cell_multiple);
 }
 
-std::int64_t Instance::usable_capacity() const { return round_down(capacity, constraints.cell_multiple); }
+std::int64_t Instance::usable_capacity() const {
+  return round_down(capacity, constraints.cell_multiple);
+}
 
 }  // namespace routepack

@@ -31,9 +31,10 @@ CellTotals cell_totals(const Instance& instance, std::span<const SampleId> cell)
     const std::int64_t length = instance.window.length(i);
     if (length < kMaxCapacity) totals.squares += length * length;
     if (length >= kMaxCapacity || totals.squares >= kExactSquares) {
-      throw InvalidInput(fmt::format("lengths[{}]: the squared lengths of its cell reach 2^53, wanted less: such long "
-                                     "samples cannot be scored exactly",
-                                     i.value()));
+      throw InvalidInput(
+          fmt::format("lengths[{}]: the squared lengths of its cell reach 2^53, wanted less: such long "
+                      "samples cannot be scored exactly",
+                      i.value()));
     }
     totals.tokens += length;
     totals.aligned += instance.aligned_length(i);

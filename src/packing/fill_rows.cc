@@ -81,7 +81,9 @@ class RowShard {
 class Rows {
  public:
   Rows(const Instance& instance, const Placement& placement, const Items& items, const FittedCells& fitted)
-      : instance_(instance), fitted_(fitted), pad_rates_(pad_rank_rates(instance.window, placement)),
+      : instance_(instance),
+        fitted_(fitted),
+        pad_rates_(pad_rank_rates(instance.window, placement)),
         width_(static_cast<std::size_t>(instance.window.layers()) * static_cast<std::size_t>(placement.ranks())),
         shards_(static_cast<std::size_t>(instance.topology.shards())) {
     table_.assign(static_cast<std::size_t>(fitted.rows) * shards_, RowShard(instance, width_));
@@ -102,7 +104,8 @@ class Rows {
     RowShard* best = nullptr;
     RowShard::Price best_price;
     double best_rise = std::numeric_limits<double>::infinity();
-    for (std::size_t at = static_cast<std::size_t>(first) * shards_; at < static_cast<std::size_t>(last) * shards_; ++at) {
+    for (std::size_t at = static_cast<std::size_t>(first) * shards_; at < static_cast<std::size_t>(last) * shards_;
+         ++at) {
       const ShardId g(at % shards_);
       if (!has_room(table_[at], g, cell)) continue;
       const auto price = table_[at].price_with(instance_, pad_rates_, cell, loads);

@@ -36,7 +36,8 @@ class OpenCells {
   template <class Iterator>
   bool add_to_first(Iterator begin, Iterator end, std::size_t index) {
     const Item& item = items_.items[index];
-    const auto found = std::find_if(begin, end, [&](const Key& k) { return cells_[std::get<2>(k)].accepts(item, instance_); });
+    const auto found =
+        std::find_if(begin, end, [&](const Key& k) { return cells_[std::get<2>(k)].accepts(item, instance_); });
     if (found == end) return false;
     const std::size_t c = std::get<2>(*found);
     order_.erase(key(c));
@@ -140,6 +141,36 @@ bool place_special(const Instance& instance, const Items& items, const ItemIndic
   return true;
 }
 
+/// Items in order, each to the first cell that takes it; cells that stay empty get one from the fullest.
+std::optional<std::vector<Cell>> first_fit(const Instance& instance, const Items& items, const ItemIndices& wanted,
+                                           std::vector<Cell> cells) {
+  const std::int64_t usable = instance.usable_capacity();
+  FreeSpaceTree free_space(cells.size(), usable);
+  const auto update = [&](std::size_t c) { free_space.set(c, cells[c].closed ? 0 : usable - cells[c].totals.aligned); };
+  for (std::size_t c = 0; c < cells.size(); ++c) update(c);
+  for (const std::size_t index : wanted) {
+    const Item& item = items.items[index];
+    // An oversized sample takes a whole cell; the other rules are asked of the cell itself.
+    const std::int64_t needed = std::min(item.totals.aligned, usable);
+    std::size_t c = free_space.first_with(needed, 0);
+    while (c < cells.size() && !(item.oversized ? cells[c].items.empty() : cells[c].accepts(item, instance))) {
+      c = free_space.first_with(needed, c + 1);
+    }
+    if (c == cells.size()) return std::nullopt;
+    cells[c].closed = item.oversized;
+    cells[c].add(index, item);
+    update(c);
+  }
+  if (!fill_empty_cells(cells, items)) return std::nullopt;
+  return cells;
+}
+
+ItemIndices all_indices(const Items& items) {
+  ItemIndices indices(items.items.size());
+  std::iota(indices.begin(), indices.end(), std::size_t{0});
+  return indices;
+}
+
 /// The given items into exactly `count` cells, none empty.
 std::optional<std::vector<Cell>> fit(const Instance& instance, const Items& items, const ItemIndices& wanted,
                                      std::int64_t count) {
@@ -160,6 +191,7 @@ std::optional<std::vector<Cell>> fit(const Instance& instance, const Items& item
   // Falling lengths into the emptiest cell: every length class ends up in every cell, which also mixes topics.
   auto cells = attempt([](OpenCells& open, std::size_t index) { return open.add_to_emptiest(index); });
   if (!cells) cells = attempt([](OpenCells& open, std::size_t index) { return open.add_to_fullest(index); });
+  if (!cells) cells = first_fit(instance, items, rest, prepared);
   return cells;
 }
 
@@ -167,9 +199,9 @@ std::optional<std::vector<Cell>> fit(const Instance& instance, const Items& item
 std::optional<std::vector<ItemIndices>> share_equally(const Instance& instance, const Items& items) {
   const auto slots = static_cast<std::size_t>(instance.topology.slots());
   const auto share = static_cast<std::int64_t>(items.samples.size() / slots);
-  ItemIndices order(items.items.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return items.items[a].count > items.items[b].count; });
+  ItemIndices order = all_indices(items);
+  std::ranges::stable_sort(order,
+                           [&](std::size_t a, std::size_t b) { return items.items[a].count > items.items[b].count; });
 
   std::vector<ItemIndices> slot_items(slots);
   std::vector<std::int64_t> samples(slots, 0);
@@ -222,9 +254,10 @@ Infeasible nothing_found(const Instance& instance, const RowBound& bound, std::i
   if (rules.max_samples_per_cell > 0) side += fmt::format(" max_samples_per_cell {},", rules.max_samples_per_cell);
   if (rules.row_multiple > 1) side += fmt::format(" row_multiple {},", rules.row_multiple);
   if (!instance.window.arrays().atomic.empty()) side += " atomic groups,";
-  return {fmt::format("no fit found from {} rows ({}) to {} rows, where every cell would hold one unit; at work:{} capacity "
-                      "{}",
-                      bound.rows, bound.because, last_rows, side, instance.capacity),
+  return {fmt::format(
+              "no fit found from {} rows ({}) to {} rows, where every cell would hold one unit; at work:{} capacity "
+              "{}",
+              bound.rows, bound.because, last_rows, side, instance.capacity),
           "a larger --cap, or without one of these rules"};
 }
 
@@ -260,8 +293,7 @@ std::variant<FittedCells, Infeasible> fewest_rows(const Instance& instance, cons
     }
     shares = *std::move(equal);
   }
-  ItemIndices everything(items.items.size());
-  std::iota(everything.begin(), everything.end(), std::size_t{0});
+  const ItemIndices everything = all_indices(items);
   const auto try_rows = [&](std::int64_t rows) {
     return instance.constraints.equal_count ? fit_equal_counts(instance, items, shares, rows)
                                             : fit(instance, items, everything, rows * slots);
@@ -292,23 +324,7 @@ std::variant<FittedCells, Infeasible> fewest_rows(const Instance& instance, cons
 
 std::optional<std::vector<Cell>> first_fit_decreasing(const Instance& instance, const Items& items,
                                                       std::int64_t cells) {
-  std::vector<Cell> result(static_cast<std::size_t>(cells));
-  FreeSpaceTree free_space(result.size(), instance.usable_capacity());
-  for (std::size_t index = 0; index < items.items.size(); ++index) {
-    const Item& item = items.items[index];
-    // An oversized sample takes a whole cell; the other rules are asked of the cell itself.
-    const std::int64_t needed = std::min(item.totals.aligned, instance.usable_capacity());
-    std::size_t c = free_space.first_with(needed, 0);
-    while (c < result.size() && !item.oversized && !result[c].accepts(item, instance)) {
-      c = free_space.first_with(needed, c + 1);
-    }
-    if (c == result.size()) return std::nullopt;
-    result[c].closed = item.oversized;
-    result[c].add(index, item);
-    free_space.set(c, item.oversized ? 0 : instance.usable_capacity() - result[c].totals.aligned);
-  }
-  if (!fill_empty_cells(result, items)) return std::nullopt;
-  return result;
+  return first_fit(instance, items, all_indices(items), std::vector<Cell>(static_cast<std::size_t>(cells)));
 }
 
 }  // namespace routepack

@@ -20,7 +20,7 @@ struct Cell {
   std::vector<std::size_t> items;
   CellTotals totals;
   std::int64_t samples = 0;
-  bool closed = false;          ///< holds an oversized sample, takes nothing else
+  bool closed = false;         ///< holds an oversized sample, takes nothing else
   std::optional<SlotId> slot;  ///< fixed when counts per slot must be equal
 
   void add(std::size_t index, const Item& item);

@@ -19,21 +19,23 @@ std::optional<Infeasible> misfit(const Instance& instance, const Item& item, con
     const bool single = item.count == 1;
     if (single && rules.oversized == Oversized::OwnCell) return std::nullopt;
     if (single && item.totals.tokens <= instance.capacity) {
-      return Infeasible{fmt::format("{} has {} tokens, {} after rounding up (sample_multiple {}, cell_multiple {}): the "
-                                    "rounding and capacity {} exclude each other",
-                                    name, item.totals.tokens, needed, rules.sample_multiple, rules.cell_multiple,
-                                    instance.capacity),
-                        fmt::format("--cap {} or smaller multiples", needed)};
+      return Infeasible{
+          fmt::format("{} has {} tokens, {} after rounding up (sample_multiple {}, cell_multiple {}): the "
+                      "rounding and capacity {} exclude each other",
+                      name, item.totals.tokens, needed, rules.sample_multiple, rules.cell_multiple, instance.capacity),
+          fmt::format("--cap {} or smaller multiples", needed)};
     }
-    return Infeasible{fmt::format("{} has {} tokens ({} as the cap counts them), over the cap of {}", name,
-                                  item.totals.tokens, needed, instance.capacity),
-                      single ? fmt::format("--cap {} or --oversized own-cell", needed) : fmt::format("--cap {}", needed)};
+    return Infeasible{
+        fmt::format("{} has {} tokens ({} as the cap counts them), over the cap of {}", name, item.totals.tokens,
+                    needed, instance.capacity),
+        single ? fmt::format("--cap {} or --oversized own-cell", needed) : fmt::format("--cap {}", needed)};
   }
   if (rules.max_samples_per_cell > 0 && item.count > rules.max_samples_per_cell) {
-    return Infeasible{fmt::format("{} has {} samples that must share a cell: atomic and max_samples_per_cell {} exclude "
-                                  "each other",
-                                  name, item.count, rules.max_samples_per_cell),
-                      fmt::format("--max-samples-per-cell {}", item.count)};
+    return Infeasible{
+        fmt::format("{} has {} samples that must share a cell: atomic and max_samples_per_cell {} exclude "
+                    "each other",
+                    name, item.count, rules.max_samples_per_cell),
+        fmt::format("--max-samples-per-cell {}", item.count)};
   }
   return std::nullopt;
 }
@@ -84,9 +86,10 @@ std::variant<std::int64_t, Infeasible> dummies_needed(const Instance& instance) 
   const std::int64_t samples = instance.window.samples();
   const std::int64_t missing = round_up(samples, instance.topology.slots()) - samples;
   if (missing > 0 && !instance.constraints.add_dummies) {
-    return Infeasible{fmt::format("equal_count: {} samples cannot be shared equally by {} slots: {} dummy samples needed",
-                                  samples, instance.topology.slots(), missing),
-                      "--add-dummies"};
+    return Infeasible{
+        fmt::format("equal_count: {} samples cannot be shared equally by {} slots: {} dummy samples needed", samples,
+                    instance.topology.slots(), missing),
+        "--add-dummies"};
   }
   return missing;
 }
@@ -95,10 +98,10 @@ std::variant<std::int64_t, Infeasible> dummies_needed(const Instance& instance) 
 
 std::variant<Items, Infeasible> make_items(const Instance& instance) {
   if (instance.usable_capacity() == 0) {
-    return Infeasible{fmt::format("cell_multiple {} and capacity {} exclude each other: even one token fills {}",
-                                  instance.constraints.cell_multiple, instance.capacity,
-                                  instance.constraints.cell_multiple),
-                      fmt::format("--cap {}", instance.constraints.cell_multiple)};
+    return Infeasible{
+        fmt::format("cell_multiple {} and capacity {} exclude each other: even one token fills {}",
+                    instance.constraints.cell_multiple, instance.capacity, instance.constraints.cell_multiple),
+        fmt::format("--cap {}", instance.constraints.cell_multiple)};
   }
   const auto dummies = dummies_needed(instance);
   if (const auto* why = std::get_if<Infeasible>(&dummies)) return *why;
@@ -111,16 +114,17 @@ std::variant<Items, Infeasible> make_items(const Instance& instance) {
   }
   std::size_t first = 0;
   for (const std::int64_t count : counts) {
-    result.items.push_back(make_item(instance, std::span(result.samples).subspan(first, static_cast<std::size_t>(count)), first));
+    result.items.push_back(
+        make_item(instance, std::span(result.samples).subspan(first, static_cast<std::size_t>(count)), first));
     first += static_cast<std::size_t>(count);
   }
-  std::ranges::stable_sort(result.items, [](const Item& a, const Item& b) { return a.totals.aligned > b.totals.aligned; });
+  std::ranges::stable_sort(result.items,
+                           [](const Item& a, const Item& b) { return a.totals.aligned > b.totals.aligned; });
 
   for (const Item& item : result.items) {
     const SampleId leader = result.samples_of(item).front();
-    const std::string name = item.count == 1
-                                 ? fmt::format("lengths[{}]: the sample", leader.value())
-                                 : fmt::format("atomic group {}", instance.window.atomic_group(leader));
+    const std::string name = item.count == 1 ? fmt::format("lengths[{}]: the sample", leader.value())
+                                             : fmt::format("atomic group {}", instance.window.atomic_group(leader));
     if (auto why = misfit(instance, item, name)) return *std::move(why);
   }
   return result;

@@ -55,7 +55,8 @@ RowBound row_bound(const Instance& instance, const Items& items, std::span<const
     }
   }
   const std::int64_t cells = alone + cells_for_tokens(falling, instance.usable_capacity());
-  raise(ceil_div(cells, slots), [&] { return fmt::format("the tokens need {} cells of capacity {}", cells, instance.capacity); });
+  raise(ceil_div(cells, slots),
+        [&] { return fmt::format("the tokens need {} cells of capacity {}", cells, instance.capacity); });
   if (rules.max_samples_per_cell > 0) {
     raise(ceil_div(alone + ceil_div(samples, rules.max_samples_per_cell), slots),
           [&] { return fmt::format("max_samples_per_cell {}", rules.max_samples_per_cell); });
@@ -66,7 +67,8 @@ RowBound row_bound(const Instance& instance, const Items& items, std::span<const
           [&] { return fmt::format("max_rank_tokens {}", rules.max_rank_tokens); });
   }
   raise(rules.min_rows, [&] { return fmt::format("min_rows {}", rules.min_rows); });
-  raise(instance.topology.pipeline_stages(), [&] { return fmt::format("{} pipeline stages", instance.topology.pipeline_stages()); });
+  raise(instance.topology.pipeline_stages(),
+        [&] { return fmt::format("{} pipeline stages", instance.topology.pipeline_stages()); });
   raise(round_up(bound.rows, rules.row_multiple),
         [&] { return fmt::format("row_multiple {} over {}", rules.row_multiple, bound.because); });
   return bound;

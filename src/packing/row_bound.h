@@ -17,8 +17,8 @@ struct RowBound {
 };
 
 /// The largest of: the token bound (equation 9 on aligned lengths, sharpened for items over half a cell), sample counts
-/// per cell, rank tokens under the placement whose rank demand [L, P] is given, min_rows, pipeline stages; rounded up to
-/// row_multiple. O(items).
+/// per cell, rank tokens under the placement whose rank demand [L, P] is given, min_rows, pipeline stages; rounded up
+/// to row_multiple. O(items).
 RowBound row_bound(const Instance& instance, const Items& items, std::span<const std::int64_t> rank_demand);
 
 }  // namespace routepack

@@ -22,20 +22,20 @@ std::optional<Infeasible> sample_over_rank_limit(const Instance& instance, const
     const auto worst = std::ranges::max_element(loads);
     if (*worst <= limit) continue;
     const auto at = static_cast<std::size_t>(worst - loads.begin());
-    return Infeasible{
-        fmt::format("max_rank_tokens {}: sample {}{} alone puts {} routed tokens on rank {} at layer {}", limit,
-                    items.samples_of(item).front().value(), item.count > 1 ? " and its atomic group" : "", *worst,
-                    at % ranks, at / ranks),
-        fmt::format("--max-rank-tokens {}", *worst)};
+    return Infeasible{fmt::format("max_rank_tokens {}: sample {}{} alone puts {} routed tokens on rank {} at layer {}",
+                                  limit, items.samples_of(item).front().value(),
+                                  item.count > 1 ? " and its atomic group" : "", *worst, at % ranks, at / ranks),
+                      fmt::format("--max-rank-tokens {}", *worst)};
   }
   return std::nullopt;
 }
 
 Infeasible rank_limit_unmet(const Instance& instance, std::int64_t rows) {
-  return {fmt::format("max_rank_tokens {}: no layout found below {} rows that keeps every rank within it, and the window "
-                      "has too few samples for more rows of {} cells",
-                      instance.constraints.max_rank_tokens, rows, instance.topology.slots()),
-          "a larger --max-rank-tokens, or fewer slots"};
+  return {
+      fmt::format("max_rank_tokens {}: no layout found below {} rows that keeps every rank within it, and the window "
+                  "has too few samples for more rows of {} cells",
+                  instance.constraints.max_rank_tokens, rows, instance.topology.slots()),
+      "a larger --max-rank-tokens, or fewer slots"};
 }
 
 }  // namespace routepack

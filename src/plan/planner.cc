@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The whole algorithm on one page.
-#include "routepack/plan.h"
-
 #include <fmt/format.h>
 
 #include <optional>
@@ -13,6 +11,7 @@
 #include "packing/items.h"
 #include "packing/row_bound.h"
 #include "plan/blame.h"
+#include "routepack/plan.h"
 
 namespace routepack {
 namespace {
@@ -29,14 +28,10 @@ Placement place_experts(std::span<const std::int64_t> demand, const Placement& c
 }
 
 Placement current_or_identity(const Instance& instance, const Placement* current) {
-  const Window& window = instance.window;
-  const std::int32_t ranks = instance.topology.ranks();
-  if (current == nullptr) return Placement::identity(window.layers(), window.experts(), ranks);
-  if (current->layers() != window.layers() || current->experts() != window.experts() || current->ranks() != ranks) {
-    throw InvalidInput(fmt::format("current placement: found {} layers of {} experts on {} ranks, wanted {} of {} on {}",
-                                   current->layers(), current->experts(), current->ranks(), window.layers(),
-                                   window.experts(), ranks));
+  if (current == nullptr) {
+    return Placement::identity(instance.window.layers(), instance.window.experts(), instance.topology.ranks());
   }
+  require_fits(*current, instance, "current placement");
   return *current;
 }
 
@@ -45,6 +40,16 @@ Placement current_or_identity(const Instance& instance, const Placement* current
 void RunContext::enter(Phase phase) const {
   if (stop.stop_requested()) throw Cancelled("planning was cancelled");
   if (observer != nullptr) observer->phase_begins(phase);
+}
+
+void require_fits(const Placement& placement, const Instance& instance, const std::string& where) {
+  const Window& window = instance.window;
+  const std::int32_t ranks = instance.topology.ranks();
+  if (placement.layers() != window.layers() || placement.experts() != window.experts() || placement.ranks() != ranks) {
+    throw InvalidInput(fmt::format("{}: found {} layers of {} experts on {} ranks, wanted {} of {} on {}", where,
+                                   placement.layers(), placement.experts(), placement.ranks(), window.layers(),
+                                   window.experts(), ranks));
+  }
 }
 
 std::variant<Plan, Infeasible> make_plan(const Instance& instance, const PlanParams& params, const Placement* current,
@@ -77,7 +82,8 @@ std::variant<Plan, Infeasible> make_plan(const Instance& instance, const PlanPar
   // Only the memory guard on rank tokens depends on which cells meet; when it cannot be kept, more rows may help.
   for (std::int64_t extra = 1; !layout; extra += ceil_div(extra, 4)) {
     const std::int64_t rows = std::get<FittedCells>(fitted).rows + extra * instance.constraints.row_multiple;
-    fitted = fewest_rows(instance, items, {rows, fmt::format("max_rank_tokens {}", instance.constraints.max_rank_tokens)});
+    fitted =
+        fewest_rows(instance, items, {rows, fmt::format("max_rank_tokens {}", instance.constraints.max_rank_tokens)});
     if (std::holds_alternative<Infeasible>(fitted)) return rank_limit_unmet(instance, rows);
     run.enter(Phase::Pack);
     layout = fill_rows(instance, placement, items, std::get<FittedCells>(fitted), params.row_order);
