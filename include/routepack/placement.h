@@ -30,7 +30,9 @@ class Placement {
   /// Reads ep and physical_to_logical of a placement file or of a plan file (docs/formats.md).
   /// @throws IoError, FormatError, InvalidInput
   static Placement load(const std::filesystem::path& path);
-  /// Writes a `routepack.placement/1` file whole or not at all. @throws IoError
+  /// The text of a `routepack.placement/1` file. @throws InvalidInput for a negative epoch
+  [[nodiscard]] std::string to_json(std::int64_t epoch = 0) const;
+  /// Writes that file whole or not at all. @throws IoError
   void save(const std::filesystem::path& path, std::int64_t epoch = 0) const;
 
   [[nodiscard]] std::int32_t layers() const { return static_cast<std::int32_t>(physical_to_logical_.size()); }

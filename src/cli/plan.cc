@@ -16,6 +16,7 @@
 #include "cli/command.h"
 #include "cli/options.h"
 #include "cli/report.h"
+#include "core/file.h"
 #include "routepack/error.h"
 #include "routepack/plan_file.h"
 
@@ -250,10 +251,17 @@ void plan_window(const PlanArguments& args, const fs::path& path, std::optional<
                   .plan = std::move(plan),
                   .before = baseline(instance, before)};
   planned.record.timings_ms = std::move(timings);
-  planned.hash = plan_hash(to_json(planned.record));
+  const std::string text = to_json(planned.record);
+  planned.hash = plan_hash(text);
   if (interrupted()) throw Cancelled("interrupted before the plan was written");
-  save_plan(planned.record, planned.plan_path);
+  StagedFile plan_file(planned.plan_path, text);
   current = planned.plan.placement;
+  // Both files or none: the placement joins the last plan.
+  if (!args.placement_out.empty() && path == fs::path(args.windows.back())) {
+    StagedFile placement_file(args.placement_out, current->to_json());
+    placement_file.commit();
+  }
+  plan_file.commit();
   if (args.json) {
     report.plans.push_back(planned_json(planned));
   } else {
@@ -281,7 +289,6 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
   if (!args.setup.current.empty()) current = Placement::load(args.setup.current);
   Report report;
   for (const auto& window : args.windows) plan_window(args, window, current, report);
-  if (!args.placement_out.empty()) current->save(args.placement_out);
   if (args.json) {
     print_json(args.windows.size() == 1 ? report.plans[0] : Json{{"plans", report.plans}});
   } else {

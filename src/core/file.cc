@@ -101,41 +101,29 @@ void fill_descriptor(int fd, const fs::path& path, const std::function<void(cons
   sink.flush();
 }
 
-/// Removes the temporary name unless the file reached its place.
-class TemporaryName {
- public:
-  explicit TemporaryName(fs::path path) : path_(std::move(path)) {}
-  ~TemporaryName() {
-    if (!path_.empty()) ::unlink(path_.c_str());
-  }
-  TemporaryName(TemporaryName&& other) noexcept : path_(std::exchange(other.path_, fs::path())) {}
-  TemporaryName(const TemporaryName&) = delete;
-  TemporaryName& operator=(const TemporaryName&) = delete;
-  TemporaryName& operator=(TemporaryName&&) = delete;
-
-  [[nodiscard]] const fs::path& path() const { return path_; }
-  void release() { path_.clear(); }
-
- private:
-  fs::path path_;
-};
-
-struct Temporary {
-  TemporaryName name;
-  Descriptor fd;
-};
-
-/// A new file beside `target`, so that it can be renamed into place. Names that a killed process left behind are
-/// stepped over: in containers process ids repeat. The name is short, as the target's may be the longest allowed.
-Temporary create_temporary(const fs::path& target, const fs::path& path) {
+/// A new file beside `target`, so that it can be renamed into place, and its name. Names that a killed process left
+/// behind are stepped over: in containers process ids repeat. The name is short, as the target's may be the longest
+/// allowed.
+Descriptor create_temporary(const fs::path& target, const fs::path& path, fs::path& name) {
   static std::atomic<unsigned> counter{0};  // two threads of one process may write into one folder
   constexpr int kAttempts = 10'000;
   for (int attempt = 1;; ++attempt) {
-    const fs::path name = target.parent_path() / fmt::format(".routepack.{}.{}.tmp", ::getpid(), counter.fetch_add(1));
-    Descriptor fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    if (fd.valid()) return Temporary{TemporaryName(name), std::move(fd)};
+    const fs::path candidate =
+        target.parent_path() / fmt::format(".routepack.{}.{}.tmp", ::getpid(), counter.fetch_add(1));
+    Descriptor fd(::open(candidate.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (fd.valid()) {
+      name = candidate;
+      return fd;
+    }
     if (errno != EEXIST || attempt == kAttempts) fail(path, "create", errno);
   }
+}
+
+void write_through(const fs::path& device, const std::function<void(const WriteSink&)>& fill) {
+  Descriptor fd(::open(device.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!fd.valid()) fail(device, "open for writing", errno);
+  fill_descriptor(fd.get(), device, fill);
+  if (const int error = fd.close()) fail(device, "write", error);
 }
 
 }  // namespace
@@ -174,38 +162,58 @@ std::string read_text(const fs::path& path, std::size_t limit) {
   return text;
 }
 
-void write_atomically(const fs::path& path, const std::function<void(const WriteSink&)>& fill) {
+StagedFile::StagedFile(fs::path path, const std::function<void(const WriteSink&)>& fill) : path_(std::move(path)) {
   struct stat status{};
-  const bool exists = ::stat(path.c_str(), &status) == 0;
+  const bool exists = ::stat(path_.c_str(), &status) == 0;
   if (exists && S_ISDIR(status.st_mode)) {
-    throw IoError(fmt::format("{}: found a directory, wanted a file to write", path.string()));
+    throw IoError(fmt::format("{}: found a directory, wanted a file to write", path_.string()));
   }
   if (exists && !S_ISREG(status.st_mode)) {
-    Descriptor device(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (!device.valid()) fail(path, "open for writing", errno);
-    fill_descriptor(device.get(), path, fill);
-    if (const int error = device.close()) fail(path, "write", error);
+    write_through(path_, fill);
     return;
   }
+
   // rename() would replace a link instead of the file behind it. A dangling link has no canonical path: write there.
   std::error_code ignored;
-  fs::path target = exists ? fs::canonical(path, ignored) : path;
-  if (target.empty()) target = path;
-  if (target.filename().empty()) fail(path, "write", EISDIR);
+  target_ = exists ? fs::canonical(path_, ignored) : path_;
+  if (target_.empty()) target_ = path_;
+  if (target_.filename().empty()) fail(path_, "write", EISDIR);
+  try {
+    Descriptor fd = create_temporary(target_, path_, temporary_);
+    // The new file keeps the old one's permissions. Where that cannot be, the contents still matter more.
+    if (exists) (void)::fchmod(fd.get(), status.st_mode & 07777);
+    fill_descriptor(fd.get(), path_, fill);
+    if (::fsync(fd.get()) != 0 && errno != EINVAL) fail(path_, "write", errno);
+    if (const int error = fd.close()) fail(path_, "write", error);
+  } catch (...) {
+    discard();  // no destructor runs for an object that was never complete
+    throw;
+  }
+}
 
-  Temporary temporary = create_temporary(target, path);
-  const int fd = temporary.fd.get();
-  // The new file keeps the old one's permissions. Where that cannot be, the contents still matter more.
-  if (exists) (void)::fchmod(fd, status.st_mode & 07777);
-  fill_descriptor(fd, path, fill);
-  if (::fsync(fd) != 0 && errno != EINVAL) fail(path, "write", errno);
-  if (const int error = temporary.fd.close()) fail(path, "write", error);
-  if (::rename(temporary.name.path().c_str(), target.c_str()) != 0) fail(path, "put in place", errno);
-  temporary.name.release();
+StagedFile::StagedFile(fs::path path, std::string_view text)
+    : StagedFile(std::move(path), [&](const WriteSink& sink) { sink(std::as_bytes(std::span(text))); }) {}
+
+StagedFile::~StagedFile() {
+  discard();
+}
+
+void StagedFile::discard() noexcept {
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void StagedFile::commit() {
+  if (temporary_.empty()) return;
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail(path_, "put in place", errno);
+  temporary_.clear();
+}
+
+void write_atomically(const fs::path& path, const std::function<void(const WriteSink&)>& fill) {
+  StagedFile(path, fill).commit();
 }
 
 void write_atomically(const fs::path& path, std::string_view text) {
-  write_atomically(path, [&](const WriteSink& sink) { sink(std::as_bytes(std::span(text))); });
+  StagedFile(path, text).commit();
 }
 
 }  // namespace routepack

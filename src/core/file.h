@@ -35,10 +35,34 @@ std::string read_text(const std::filesystem::path& path, std::size_t limit = std
 /// Appends bytes to a file under construction.
 using WriteSink = std::function<void(std::span<const std::byte>)>;
 
-/// Lets `fill` produce the contents, then puts the file in place in one step: readers see the old file or the new one,
-/// and a failure or a kill leaves the old one. Symbolic links are followed. A target that is a device or a pipe is
-/// written through instead of being replaced.
-/// @throws IoError (no space, no permission, a directory where a file is wanted)
+/// A file that is complete on disk beside its target and takes its place in one step: readers see the old file or the
+/// new one, and a failure or a kill leaves the old one. Symbolic links are followed. A target that is a device or a
+/// pipe is written through at once instead of being replaced. Several files can be staged before the first is
+/// committed.
+class StagedFile {
+ public:
+  /// Lets `fill` produce the contents.
+  /// @throws IoError (no space, no permission, a directory where a file is wanted)
+  StagedFile(std::filesystem::path path, const std::function<void(const WriteSink&)>& fill);
+  StagedFile(std::filesystem::path path, std::string_view text);
+  /// Removes what was never committed.
+  ~StagedFile();
+  StagedFile(const StagedFile&) = delete;
+  StagedFile& operator=(const StagedFile&) = delete;
+
+  /// @throws IoError
+  void commit();
+
+ private:
+  void discard() noexcept;
+
+  std::filesystem::path path_;
+  std::filesystem::path target_;     // behind links; empty for a device
+  std::filesystem::path temporary_;  // empty once committed
+};
+
+/// A StagedFile committed at once.
+/// @throws IoError
 void write_atomically(const std::filesystem::path& path, const std::function<void(const WriteSink&)>& fill);
 void write_atomically(const std::filesystem::path& path, std::string_view text);
 

@@ -73,7 +73,9 @@ double attention_work(const Instance& instance, std::span<const CellTotals> cell
 }
 
 Score combine(std::span<const double> joint, std::int32_t rows, std::int32_t shards, Sync sync) {
-  const auto at = [&](std::int32_t r, std::int32_t g) { return joint[static_cast<std::size_t>(r * shards + g)]; };
+  const auto at = [&](std::int32_t r, std::int32_t g) {
+    return joint[static_cast<std::size_t>(std::int64_t{r} * shards + g)];
+  };
   Score score;
   for (std::int32_t g = 0; g < shards; ++g) {
     double shard = 0.0;

@@ -50,7 +50,7 @@ Topology Topology::megatron(const MegatronGrid& grid) {
   const std::int64_t slots_per_shard = shard_ranks / slot_ranks;
   std::vector<std::vector<SlotId>> shards(static_cast<std::size_t>(grid.dp / slots_per_shard));
   for (std::int32_t d = 0; d < grid.dp; ++d) {
-    shards[static_cast<std::size_t>(d / slots_per_shard)].push_back(SlotId(d));
+    shards[static_cast<std::size_t>(d / slots_per_shard)].emplace_back(d);
   }
   return from_shards(grid.ep, std::move(shards), grid.pp);
 }

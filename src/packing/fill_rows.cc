@@ -8,6 +8,7 @@
 
 #include "core/assert.h"
 #include "cost/row_cost.h"
+#include "routepack/score.h"
 
 namespace routepack {
 namespace {
@@ -123,6 +124,13 @@ class Rows {
   }
 
   [[nodiscard]] std::vector<RowShard>& table() { return table_; }
+  /// Whether the prices kept while filling are those of the scorer, bit for bit. `sequence` is the final row order.
+  [[nodiscard]] bool agree_with(const Evaluation& evaluation, std::span<const std::size_t> sequence) const {
+    for (std::size_t at = 0; at < table_.size(); ++at) {
+      if (table_[sequence[at / shards_] * shards_ + at % shards_].joint() != evaluation.joint[at]) return false;
+    }
+    return true;
+  }
   [[nodiscard]] std::size_t shards() const { return shards_; }
 
  private:
@@ -240,7 +248,8 @@ std::optional<Layout> fill_rows(const Instance& instance, const Placement& place
     weight[at / shards] = std::max(weight[at / shards], rows.table()[at].joint());
   }
   std::vector<std::vector<std::vector<SampleId>>> layout;
-  for (const std::size_t r : order_rows(weight, order)) {
+  const auto sequence = order_rows(weight, order);
+  for (const std::size_t r : sequence) {
     auto& row = layout.emplace_back(static_cast<std::size_t>(instance.topology.slots()));
     for (const ShardId g : instance.topology.shard_ids()) {
       const auto cells = rows.table()[r * shards + g].cells();
@@ -250,7 +259,10 @@ std::optional<Layout> fill_rows(const Instance& instance, const Placement& place
       }
     }
   }
-  return Layout(std::move(layout), instance.topology.slots(), static_cast<std::int32_t>(items.samples.size()));
+  Layout result(std::move(layout), instance.topology.slots(), static_cast<std::int32_t>(items.samples.size()));
+  ROUTEPACK_HEAVY_ASSERT(rows.agree_with(evaluate(instance, placement, result), sequence),
+                         "a row-shard's price differs from the scorer's");
+  return result;
 }
 
 Layout rows_in_order(const Instance& instance, const Items& items, const FittedCells& fitted) {

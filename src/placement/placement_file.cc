@@ -64,7 +64,7 @@ Placement Placement::load(const std::filesystem::path& path) {
   return placement;
 }
 
-void Placement::save(const std::filesystem::path& path, std::int64_t epoch) const {
+std::string Placement::to_json(std::int64_t epoch) const {
   if (epoch < 0) throw InvalidInput(fmt::format("placement: epoch: found {}, wanted at least 0", epoch));
   std::string text = fmt::format(
       "{{\n  \"format\": \"routepack.placement/1\",\n  \"ep\": {},\n  \"layers\": {},\n  \"physical_to_logical\": [",
@@ -78,7 +78,11 @@ void Placement::save(const std::filesystem::path& path, std::int64_t epoch) cons
     separator = ",\n    ";
   }
   text += fmt::format("\n  ],\n  \"epoch\": {},\n  \"fingerprint\": \"{}\"\n}}\n", epoch, fingerprint());
-  write_atomically(path, text);
+  return text;
+}
+
+void Placement::save(const std::filesystem::path& path, std::int64_t epoch) const {
+  write_atomically(path, to_json(epoch));
 }
 
 std::string Placement::fingerprint() const {

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/cli.md and --help say the same."""
 
-import os
 import pathlib
 import re
 import subprocess
 
 import pytest
+import windowkit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SUBCOMMANDS = ("plan", "score", "verify", "inspect")
@@ -14,7 +14,7 @@ LONG_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 
 
 def help_text(*arguments: str) -> str:
-    done = subprocess.run([os.environ["ROUTEPACK_BIN"], *arguments, "--help"], capture_output=True, text=True, check=True)
+    done = subprocess.run([windowkit.EXECUTABLE, *arguments, "--help"], capture_output=True, text=True, check=True)
     return done.stdout
 
 
