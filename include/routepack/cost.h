@@ -12,6 +12,9 @@
 
 namespace routepack {
 
+/// Weights beyond this are refused: sums over any window then stay finite.
+inline constexpr double kMaxCost = 1e100;
+
 /// One type of attention (or other dense) stage: work α·T̄ + β·Q̄ per cell, T̄ = Σ t/C, Q̄ = Σ (t/C)².
 struct Stage {
   std::string name;
@@ -24,7 +27,7 @@ struct Stage {
 class CostModel {
  public:
   /// One expert weight for all layers.
-  /// @throws InvalidInput when a number is negative or not finite.
+  /// @throws InvalidInput when a number is negative, not finite or above kMaxCost.
   explicit CostModel(std::vector<Stage> stages, double expert = 1.0, const std::string& where = "cost");
   /// One expert weight per MoE layer; the window must have as many layers.
   CostModel(std::vector<Stage> stages, std::vector<double> expert_per_layer, const std::string& where = "cost");

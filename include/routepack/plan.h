@@ -50,6 +50,7 @@ class Cancelled : public Error {
 struct RowCount {
   std::int64_t rows = 0;
   std::int64_t lower_bound = 0;
+  std::string because = {};  ///< the rule that binds the lower bound, for people
   [[nodiscard]] bool certified() const { return rows == lower_bound; }
 };
 

@@ -5,6 +5,7 @@
 #include "routepack/bounds.h"     // IWYU pragma: export
 #include "routepack/cost.h"       // IWYU pragma: export
 #include "routepack/error.h"      // IWYU pragma: export
+#include "routepack/generate.h"   // IWYU pragma: export
 #include "routepack/ids.h"        // IWYU pragma: export
 #include "routepack/instance.h"   // IWYU pragma: export
 #include "routepack/layout.h"     // IWYU pragma: export

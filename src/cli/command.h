@@ -32,9 +32,7 @@ void add_plan(CLI::App& app, Action& action);
 void add_score(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
-
-/// Makes Ctrl-C set a flag instead of ending the process; a second Ctrl-C ends it.
-void catch_interrupts();
-bool interrupted();
+void add_generate(CLI::App& app, Action& action);
+void add_compare(CLI::App& app, Action& action);
 
 }  // namespace routepack::cli

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/core.h>
+#include <fmt/format.h>
 
-#include <csignal>
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
 
 #include "cli/command.h"
-#include "core/json.h"
+#include "cli/process.h"
+#include "cli/report.h"
 #include "routepack/error.h"
 #include "routepack/plan.h"
 #include "routepack/version.h"
@@ -16,20 +17,14 @@
 namespace routepack::cli {
 namespace {
 
-volatile std::sig_atomic_t interrupt_seen = 0;
-
-void note_interrupt(int /*signal*/) {
-  interrupt_seen = 1;
-}
-
 /// One line of UTF-8 whatever a file or a file name contained: programs read it, and people too.
 int fail(int status, const std::string& message) {
-  std::string line = Json(message).dump(-1, ' ', false, Json::error_handler_t::replace);
-  line = Json::parse(line).get<std::string>();
+  std::string line = printable(message);
   for (char& c : line) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   }
-  fmt::print(stderr, "routepack: error: {}\n", line);
+  line = fmt::format("routepack: error: {}\n", line);
+  std::fwrite(line.data(), 1, line.size(), stderr);  // nobody is left to be told when this fails
   return status;
 }
 
@@ -48,13 +43,12 @@ constexpr const char* kFooter = R"(Examples:
 Exit status: 0 fine; 2 unreadable, malformed or contradictory input, or wrong use; 3 no layout exists;
 4 verify found a broken rule; 130 interrupted; 1 a bug of ours.
 
-Not built yet: compare, generate, transfer, simulate.
+Not built yet: transfer, simulate.
 With the Python package, not in this executable: convert, report, calibrate, evaluate.)";
 
 /// Subcommands of the documentation that this version does not have: said in one line instead of «unknown».
 void add_not_built(CLI::App& app, Action& action) {
-  for (const char* name :
-       {"compare", "generate", "transfer", "simulate", "convert", "report", "calibrate", "evaluate"}) {
+  for (const char* name : {"transfer", "simulate", "convert", "report", "calibrate", "evaluate"}) {
     CLI::App* sub = app.add_subcommand(name, "not built yet")->group("");
     sub->prefix_command();
     sub->set_help_flag();
@@ -75,7 +69,14 @@ int run(int argc, char** argv) {
   add_score(app, action);
   add_verify(app, action);
   add_inspect(app, action);
+  add_compare(app, action);
+  add_generate(app, action);
   add_not_built(app, action);
+  const auto known = [&](const CLI::App* sub) { return sub->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::ranges::none_of(app.get_subcommands([](CLI::App*) { return true; }), known)) {
+    return fail(kBadInput, fmt::format("found subcommand \"{}\", wanted one of those in routepack --help", argv[1]));
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& wish) {  // --help, --version
@@ -88,24 +89,12 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-void catch_interrupts() {
-  struct sigaction on_interrupt{};
-  on_interrupt.sa_handler = note_interrupt;
-  on_interrupt.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &on_interrupt, nullptr);
-  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an error of write(), not the end of the process
-}
-
-bool interrupted() {
-  return interrupt_seen != 0;
-}
-
 }  // namespace routepack::cli
 
 int main(int argc, char** argv) {
   using namespace routepack;
   using namespace routepack::cli;
-  catch_interrupts();
+  prepare_process();
   try {
     return run(argc, argv);
   } catch (const InfeasibleError& error) {

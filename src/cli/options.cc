@@ -51,8 +51,23 @@ std::string choice_names() {
   return names;
 }
 
+/// A TOML basic string: JSON's escapes, and the one control character that JSON leaves as it is.
 std::string toml_string(const std::string& text) {
-  return Json(text).dump();
+  std::string quoted;
+  try {
+    quoted = Json(text).dump();
+  } catch (const Json::type_error&) {
+    throw UsageError("--dump-params: a file name that is not UTF-8 cannot be written as TOML");
+  }
+  std::string result;
+  for (const char c : quoted) {
+    if (c == 0x7f) {
+      result += "\\u007f";
+    } else {
+      result += c;
+    }
+  }
+  return result;
 }  // a JSON string is a TOML basic string
 
 /// Options of the documentation that this version does not have yet.
@@ -83,8 +98,12 @@ struct CollectOptions {
 
   void flag(const char* field, bool& value, const char* help) {
     auto& option = add(field, help, "");
-    option.flag = true;
-    option.set = [&value](const std::string&) { value = true; };
+    option.set = [&value, name = option.name](const std::string& text) {
+      if (text != "true" && text != "false") {
+        throw UsageError(fmt::format("--{}: found \"{}\", wanted nothing, true or false", name, text));
+      }
+      value = text == "true";
+    };
     option.read = [&value, name = option.name](const TomlTable& table) {
       if (const auto read = table.boolean(name)) value = *read;
     };
@@ -111,7 +130,10 @@ struct CollectOptions {
     auto& option = add(field, help, "TEXT");
     option.set = [&value](const std::string& given) { value = given; };
     option.read = [&value, name = option.name](const TomlTable& table) {
-      if (const auto read = table.string(name)) value = *read;
+      const auto read = table.string(name);
+      if (!read) return;
+      if (read->find('\0') != std::string::npos) table.fail(name, "found a zero byte, wanted a file name");
+      value = *read;
     };
     option.write = [&value] { return value.empty() ? std::string() : toml_string(value); };
   }
@@ -121,7 +143,7 @@ struct CollectOptions {
     auto& option = *options.emplace_back(std::make_unique<PlanOptions::Option>());
     option.name = with_dashes(field);
     const std::string flag_name = "--" + option.name;
-    option.on_command_line = type.empty() ? command.add_flag(flag_name, help)
+    option.on_command_line = type.empty() ? command.add_flag(flag_name, option.given, help)
                                           : command.add_option(flag_name, option.given, help)->type_name(type);
     option.on_command_line->group(group_name);
     return option;
@@ -131,8 +153,8 @@ struct CollectOptions {
 PlanOptions::PlanOptions(CLI::App& command, PlanSetup& setup) {
   describe(setup, CollectOptions{command, options_, ""});
   for (const auto& [name, takes_value] : kNotBuilt) {
-    const auto refuse = [name = name](const auto&) -> bool {
-      throw UsageError(fmt::format("--{}: not built yet", name));
+    const auto refuse = [option_name = name](const auto&) -> bool {
+      throw UsageError(fmt::format("--{}: not built yet", option_name));
     };
     const std::string flag_name = std::string("--") + name;
     CLI::Option* option =
@@ -147,6 +169,9 @@ void PlanOptions::apply_file(const std::filesystem::path& path) {
   const TomlTable table = TomlTable::parse(read_text(path, kMaxTomlBytes), path.string());
   std::vector<std::string_view> known = {"search"};
   for (const auto& option : options_) known.push_back(option->name);
+  for (const auto& [name, takes_value] : kNotBuilt) {
+    if (table.has(name)) table.fail(name, "not built yet");
+  }
   table.refuse_unknown_keys(known);
   if (const auto search = table.table("search")) search->refuse_unknown_keys({});
   for (const auto& option : options_) option->read(table);
@@ -165,6 +190,16 @@ std::string PlanOptions::to_toml() const {
       text += fmt::format("{} = {}\n", option->name, value);
   }
   return text;
+}
+
+Instance instance_of(const PlanSetup& setup, const Window& window, const std::string& where) {
+  Topology topology = setup.topology();  // these two name their own options and files
+  CostModel cost = setup.cost_model();
+  try {
+    return Instance(window, std::move(topology), std::move(cost), setup.cap, setup.constraints, setup.sync);
+  } catch (const InvalidInput& error) {
+    throw InvalidInput(fmt::format("{}: {}", where, error.what()));
+  }
 }
 
 Topology PlanSetup::topology() const {

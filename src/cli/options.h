@@ -56,6 +56,9 @@ void describe(PlanSetup& s, Visitor&& v) {
   describe(s.params, v);
 }
 
+/// The problem that the setup poses for a window. Messages start with `where`, the window's file.
+Instance instance_of(const PlanSetup& setup, const Window& window, const std::string& where);
+
 /// Adds all options of `setup` to a subcommand and remembers what was given there, so that a parameter file can be read
 /// in between: defaults < file < command line.
 class PlanOptions {
@@ -77,7 +80,6 @@ class PlanOptions {
     std::function<std::string()> write;  // empty text: no value
     CLI::Option* on_command_line = nullptr;
     std::string given;
-    bool flag = false;
   };
   friend struct CollectOptions;
 

@@ -15,6 +15,7 @@
 
 #include "cli/command.h"
 #include "cli/options.h"
+#include "cli/process.h"
 #include "cli/report.h"
 #include "core/file.h"
 #include "routepack/error.h"
@@ -149,8 +150,9 @@ std::string comparison_text(const Planned& planned) {
   line("busiest rank of any row and layer", [](const Evaluation& e) { return static_cast<double>(e.tail_peak); }, 0);
   table.row({"rank load over the step, cv", fixed(planned.plan.cv_global_before, 4), fixed(planned.plan.cv_global, 4)});
   const RowCount& rows = planned.plan.rows;
-  table.row({"rows", planned.before ? std::to_string(planned.before->rows) : "", std::to_string(rows.rows),
-             rows.certified() ? "no fewer exist" : fmt::format("at least {}", rows.lower_bound)});
+  table.row(
+      {"rows", planned.before ? std::to_string(planned.before->rows) : "", std::to_string(rows.rows),
+       rows.certified() ? "certified: no fewer exist" : fmt::format("best known; at least {}", rows.lower_bound)});
   return table.text();
 }
 
@@ -163,6 +165,7 @@ std::string notes_text(const Planned& planned, const Window& window) {
   print("  gap to the bound: {:.2f} % (no placement and packing goes below {:.2f}; with this placement {:.2f})\n",
         100.0 * gap_to(plan.evaluation.score.max_shard, plan.bounds.any_placement), plan.bounds.any_placement,
         plan.bounds.fixed_placement);
+  print("  rows: no layout has fewer than {} ({})\n", plan.rows.lower_bound, plan.rows.because);
   print("  moves: {} of {} experts change rank ({:.1f} %)", with_commas(plan.moves.experts),
         with_commas(std::int64_t{window.layers()} * window.experts()), 100.0 * plan.moves.fraction);
   if (planned.record.moves && planned.record.moves->bytes) {
@@ -202,18 +205,37 @@ fs::path plan_path_for(const PlanArguments& args, const fs::path& window) {
   return fs::path(args.output) / (window.stem().string() + ".plan.json");
 }
 
-/// Several windows go into a folder; two of one name would overwrite each other.
+/// An output that is also an input, or that another output would replace, is a slip of the keyboard. Only the current
+/// plan may be replaced by the new one.
+void refuse_clashes(const PlanArguments& args) {
+  std::vector<fs::path> taken(args.windows.begin(), args.windows.end());
+  for (const std::string& input : {args.setup.cost, args.params_file}) {
+    if (!input.empty()) taken.emplace_back(input);
+  }
+  std::vector<fs::path> outputs;
+  for (const auto& window : args.windows) outputs.push_back(plan_path_for(args, window));
+  if (!args.placement_out.empty()) outputs.emplace_back(args.placement_out);
+  const auto same = [](const fs::path& a, const fs::path& b) {
+    std::error_code ignored;
+    return fs::equivalent(a, b, ignored) || fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
+  };
+  for (const fs::path& output : outputs) {
+    // A device may be written twice; a file may not.
+    std::error_code ignored;
+    if (fs::exists(output, ignored) && fs::is_other(output, ignored)) continue;
+    for (const fs::path& other : taken) {
+      if (same(output, other)) {
+        throw UsageError(
+            fmt::format("{}: found as an output and as {}, wanted a file of its own", output.string(), other.string()));
+      }
+    }
+    taken.push_back(output);
+  }
+}
+
+/// Several windows go into a folder.
 void prepare_folder(const PlanArguments& args) {
   if (args.windows.size() == 1) return;
-  std::vector<fs::path> seen;
-  for (const auto& window : args.windows) {
-    const fs::path plan = plan_path_for(args, window);
-    if (std::ranges::find(seen, plan) != seen.end()) {
-      throw UsageError(
-          fmt::format("{}: two windows of the same file name would both be planned into {}", window, plan.string()));
-    }
-    seen.push_back(plan);
-  }
   std::error_code error;
   fs::create_directory(args.output, error);
   if (error || !fs::is_directory(args.output)) {
@@ -232,8 +254,7 @@ struct Report {
 void plan_window(const PlanArguments& args, const fs::path& path, std::optional<Placement>& current, Report& report) {
   Stopwatch watch;
   const Window window = Window::load(path);
-  const Instance instance(window, args.setup.topology(), args.setup.cost_model(), args.setup.cap,
-                          args.setup.constraints, args.setup.sync);
+  const Instance instance = instance_of(args.setup, window, path.string());
   if (current) require_fits(*current, instance, args.setup.current.empty() ? "the window before" : args.setup.current);
   auto result = make_plan(instance, args.setup.params, current ? &*current : nullptr, {&watch, watch.token()});
   auto timings = watch.finish();
@@ -265,7 +286,7 @@ void plan_window(const PlanArguments& args, const fs::path& path, std::optional<
   if (args.json) {
     report.plans.push_back(planned_json(planned));
   } else {
-    report.text += (report.text.empty() ? "" : "\n") + planned_text(planned, window, instance);
+    report.text += (report.text.empty() ? "" : "\n") + printable(planned_text(planned, window, instance));
   }
 }
 
@@ -283,10 +304,13 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
   if (args.windows.empty()) throw UsageError("WINDOW is missing: the file to plan");
   if (args.output.empty()) throw UsageError("--output is missing: -o PLAN, or -o DIR for several windows");
   if (args.setup.cap == 0) throw UsageError("--cap is missing: the token cap of one cell");
-  prepare_folder(args);
-
+  refuse_clashes(args);
   std::optional<Placement> current;
   if (!args.setup.current.empty()) current = Placement::load(args.setup.current);
+  (void)args.setup.topology();
+  (void)args.setup.cost_model();
+  prepare_folder(args);
+  catch_interrupts();
   Report report;
   for (const auto& window : args.windows) plan_window(args, window, current, report);
   if (args.json) {

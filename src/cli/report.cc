@@ -63,6 +63,10 @@ Json metrics_json(const Evaluation& evaluation, double cv_global) {
               {"joint", evaluation.score.max_shard}};
 }
 
+std::string printable(const std::string& text) {
+  return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
 void print_json(const Json& value) {
   fmt::print("{}\n", value.dump(2, ' ', false, Json::error_handler_t::replace));
 }

@@ -35,6 +35,9 @@ std::size_t display_width(std::string_view text);
 Json score_json(const Score& score);
 Json metrics_json(const Evaluation& evaluation, double cv_global);
 
+/// `text` as UTF-8, whatever bytes a file name in it has.
+std::string printable(const std::string& text);
+
 /// Prints one JSON document and a line end to standard output.
 void print_json(const Json& value);
 

@@ -119,9 +119,22 @@ Descriptor create_temporary(const fs::path& target, const fs::path& path, fs::pa
   }
 }
 
+/// rename() would replace a link instead of the file behind it, which need not exist yet.
+fs::path behind_links(fs::path path) {
+  std::error_code error;
+  while (fs::is_symlink(path, error)) {  // a loop of links was refused before
+    const fs::path next = fs::read_symlink(path, error);
+    if (error) fail(path, "follow the link", error.value());
+    path = path.parent_path() / next;  // an absolute `next` replaces the whole
+  }
+  return path;
+}
+
+/// Into a device or a pipe. Opening does not wait for a pipe's reader: without one it fails.
 void write_through(const fs::path& device, const std::function<void(const WriteSink&)>& fill) {
-  Descriptor fd(::open(device.c_str(), O_WRONLY | O_CLOEXEC));
+  Descriptor fd(::open(device.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) fail(device, "open for writing", errno);
+  if (::fcntl(fd.get(), F_SETFL, 0) != 0) fail(device, "open for writing", errno);
   fill_descriptor(fd.get(), device, fill);
   if (const int error = fd.close()) fail(device, "write", error);
 }
@@ -165,6 +178,8 @@ std::string read_text(const fs::path& path, std::size_t limit) {
 StagedFile::StagedFile(fs::path path, const std::function<void(const WriteSink&)>& fill) : path_(std::move(path)) {
   struct stat status{};
   const bool exists = ::stat(path_.c_str(), &status) == 0;
+  // A name too long, a loop of links, a file where a folder is wanted: rename() would tell only at the end.
+  if (!exists && errno != ENOENT) fail(path_, "write", errno);
   if (exists && S_ISDIR(status.st_mode)) {
     throw IoError(fmt::format("{}: found a directory, wanted a file to write", path_.string()));
   }
@@ -173,10 +188,7 @@ StagedFile::StagedFile(fs::path path, const std::function<void(const WriteSink&)
     return;
   }
 
-  // rename() would replace a link instead of the file behind it. A dangling link has no canonical path: write there.
-  std::error_code ignored;
-  target_ = exists ? fs::canonical(path_, ignored) : path_;
-  if (target_.empty()) target_ = path_;
+  target_ = behind_links(path_);
   if (target_.filename().empty()) fail(path_, "write", EISDIR);
   try {
     Descriptor fd = create_temporary(target_, path_, temporary_);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include <cmath>
 #include <utility>
 
 #include "routepack/cost.h"
@@ -11,8 +10,9 @@ namespace routepack {
 namespace {
 
 void check_number(double value, const std::string& where, const std::string& key) {
-  if (std::isfinite(value) && value >= 0.0) return;
-  throw InvalidInput(fmt::format("{}: {}: found {}, wanted a finite number, at least 0", where, key, value));
+  if (value >= 0.0 && value <= kMaxCost) return;  // NaN compares false
+  throw InvalidInput(
+      fmt::format("{}: {}: found {}, wanted a finite number, at least 0 and at most {}", where, key, value, kMaxCost));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <numeric>
 #include <utility>
 
 #include "core/integer.h"
@@ -10,6 +11,8 @@
 
 namespace routepack {
 namespace {
+
+constexpr std::int64_t kMaxPadLoad = std::int64_t{1} << 61;
 
 /// Refuses a field outside the bounds that describe() states for it.
 struct CheckBounds {
@@ -22,6 +25,27 @@ struct CheckBounds {
   template <class Enum>
   void choice(const char*, Enum, const char*) const {}
 };
+
+/// Loads are 64-bit integers. Refuses padding rates that could leave them: a cell has at most C, or an oversized sample
+/// its rounding, of padding tokens.
+void check_pad_counts(const Instance& instance) {
+  const auto pad_counts = instance.window.arrays().pad_counts;
+  const auto experts = static_cast<std::size_t>(instance.window.experts());
+  const std::int64_t pads =
+      (instance.capacity + instance.constraints.cell_multiple + instance.constraints.sample_multiple) *
+      std::int64_t{instance.topology.slots()};
+  for (std::size_t l = 0; l * experts < pad_counts.size(); ++l) {
+    const auto layer = pad_counts.subspan(l * experts, experts);
+    const auto rate = std::accumulate(layer.begin(), layer.end(), std::int64_t{0});
+    std::int64_t load = 0;
+    if (__builtin_mul_overflow(rate, pads, &load) || load > kMaxPadLoad) {
+      throw InvalidInput(
+          fmt::format("tensor pad_counts[{}, :]: found a sum of {}, wanted at most {} for up to {} padding "
+                      "tokens in a row",
+                      l, rate, kMaxPadLoad / pads, pads));
+    }
+  }
+}
 
 }  // namespace
 
@@ -51,6 +75,7 @@ Instance::Instance(const Window& the_window, Topology the_topology, CostModel th
   if (constraints.add_dummies && !constraints.equal_count) {
     throw InvalidInput("add_dummies: found without equal_count, wanted both or neither");
   }
+  check_pad_counts(*this);
 }
 
 std::int64_t Instance::aligned_length(SampleId i) const {

@@ -29,8 +29,8 @@ CellTotals cell_totals(const Instance& instance, std::span<const SampleId> cell)
   CellTotals totals;
   for (const SampleId i : cell) {
     const std::int64_t length = instance.window.length(i);
-    if (length < kMaxCapacity) totals.squares += length * length;
-    if (length >= kMaxCapacity || totals.squares >= kExactSquares) {
+    if (length <= kMaxCapacity) totals.squares += length * length;
+    if (length > kMaxCapacity || totals.squares >= kExactSquares) {
       throw InvalidInput(
           fmt::format("lengths[{}]: the squared lengths of its cell reach 2^53, wanted less: such long "
                       "samples cannot be scored exactly",

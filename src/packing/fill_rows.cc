@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "core/assert.h"
@@ -13,8 +14,10 @@
 namespace routepack {
 namespace {
 
-/// Rows that compete for the cells of one band: wide enough for choice, narrow enough for 10⁴ cells.
-constexpr std::int64_t kBandRows = 32;
+/// Row-shards that compete for the cells of one band: 32 rows of up to 8 shards. Wide enough for choice, narrow enough
+/// for 10⁵ cells.
+constexpr std::size_t kBandRows = 32;
+constexpr std::size_t kBandShards = 8;
 
 /// One row on one shard while it is being filled. Loads are exact, so its J is what the scorer will find.
 class RowShard {
@@ -81,12 +84,15 @@ class RowShard {
 /// A table of R × G row-shards.
 class Rows {
  public:
-  Rows(const Instance& instance, const Placement& placement, const Items& items, const FittedCells& fitted)
+  /// `limit` on the tokens of a rank, 0 = none.
+  Rows(const Instance& instance, const Placement& placement, const Items& items, const FittedCells& fitted,
+       std::int64_t limit)
       : instance_(instance),
         fitted_(fitted),
         pad_rates_(pad_rank_rates(instance.window, placement)),
         width_(static_cast<std::size_t>(instance.window.layers()) * static_cast<std::size_t>(placement.ranks())),
-        shards_(static_cast<std::size_t>(instance.topology.shards())) {
+        shards_(static_cast<std::size_t>(instance.topology.shards())),
+        limit_(limit) {
     table_.assign(static_cast<std::size_t>(fitted.rows) * shards_, RowShard(instance, width_));
     cell_loads_.resize(fitted.cells.size() * width_);
     for (std::size_t c = 0; c < fitted.cells.size(); ++c) {
@@ -98,29 +104,24 @@ class Rows {
     }
   }
 
-  /// Puts a cell where it costs least among rows [first, last); false when no row-shard there may take it.
-  bool place(std::size_t c, std::int64_t first, std::int64_t last) {
-    const Cell& cell = fitted_.cells[c];
-    const auto loads = std::span<const std::int64_t>(cell_loads_).subspan(c * width_, width_);
-    RowShard* best = nullptr;
-    RowShard::Price best_price;
-    double best_rise = std::numeric_limits<double>::infinity();
-    for (std::size_t at = static_cast<std::size_t>(first) * shards_; at < static_cast<std::size_t>(last) * shards_;
-         ++at) {
-      const ShardId g(at % shards_);
-      if (!has_room(table_[at], g, cell)) continue;
-      const auto price = table_[at].price_with(instance_, pad_rates_, cell, loads);
-      const std::int64_t limit = instance_.constraints.max_rank_tokens;
-      if (limit > 0 && price.peak > limit) continue;
-      if (const double rise = price.joint - table_[at].joint(); rise < best_rise) {
-        best_rise = rise;
-        best_price = price;
-        best = &table_[at];
-      }
-    }
-    if (best == nullptr) return false;
-    best->join(instance_, c, cell, loads, best_price.joint);
-    return true;
+  /// Puts a cell where it costs least among the row-shards [first, last) of the table; false when none may take it.
+  bool place_cheapest(std::size_t c, std::size_t first, std::size_t last) {
+    return place(c, first, last,
+                 [&](const RowShard::Price& price, const RowShard& shard) { return price.joint - shard.joint(); });
+  }
+  /// Puts a cell where the busiest rank stays least busy, anywhere.
+  bool place_coolest(std::size_t c) {
+    return place(c, 0, table_.size(), [](const RowShard::Price& price, const RowShard& /*shard*/) {
+      return static_cast<double>(price.peak);
+    });
+  }
+  /// Routed tokens of a cell on its busiest rank and layer.
+  [[nodiscard]] std::int64_t peak_of(std::size_t c) const { return std::ranges::max(loads_of(c)); }
+  /// Routed tokens on the busiest rank of any row-shard so far.
+  [[nodiscard]] std::int64_t peak() const { return peak_; }
+  void clear() {
+    std::ranges::fill(table_, RowShard(instance_, width_));
+    peak_ = 0;
   }
 
   [[nodiscard]] std::vector<RowShard>& table() { return table_; }
@@ -134,6 +135,33 @@ class Rows {
   [[nodiscard]] std::size_t shards() const { return shards_; }
 
  private:
+  [[nodiscard]] std::span<const std::int64_t> loads_of(std::size_t c) const {
+    return std::span(cell_loads_).subspan(c * width_, width_);
+  }
+
+  /// Among the row-shards that may take the cell, the one of least `cost`; ties to the first.
+  template <class Cost>
+  bool place(std::size_t c, std::size_t first, std::size_t last, Cost cost) {
+    const Cell& cell = fitted_.cells[c];
+    RowShard* best = nullptr;
+    RowShard::Price best_price;
+    double least = std::numeric_limits<double>::infinity();
+    for (std::size_t at = first; at < last; ++at) {
+      if (!has_room(table_[at], ShardId(at % shards_), cell)) continue;
+      const auto price = table_[at].price_with(instance_, pad_rates_, cell, loads_of(c));
+      if (limit_ > 0 && price.peak > limit_) continue;
+      if (const double found = cost(price, table_[at]); found < least) {
+        least = found;
+        best_price = price;
+        best = &table_[at];
+      }
+    }
+    if (best == nullptr) return false;
+    best->join(instance_, c, cell, loads_of(c), best_price.joint);
+    peak_ = std::max(peak_, best_price.peak);
+    return true;
+  }
+
   [[nodiscard]] bool has_room(const RowShard& shard, ShardId g, const Cell& cell) const {
     if (!cell.slot) return shard.size() < instance_.topology.slots_of(g).size();
     return instance_.topology.shard_of(*cell.slot) == g &&
@@ -145,6 +173,8 @@ class Rows {
   std::vector<std::int64_t> pad_rates_;
   std::size_t width_;
   std::size_t shards_;
+  std::int64_t limit_;
+  std::int64_t peak_ = 0;
   std::vector<RowShard> table_;           // [R, G]
   std::vector<std::int64_t> cell_loads_;  // [cells, L·P]
 };
@@ -155,24 +185,64 @@ double dense_work(const Instance& instance, const Cell& cell) {
   return work;
 }
 
-/// Cells in bands of similar dense work, heaviest band first. A band holds as many cells as its rows take; cells with
-/// a fixed slot are dealt slot by slot, so that each band gets one per slot and row.
-std::vector<std::vector<std::size_t>> bands(const Instance& instance, const FittedCells& fitted) {
+/// Consecutive row-shards of the table and the cells that will fill them exactly.
+struct Band {
+  std::size_t first = 0, last = 0;
+  std::vector<std::size_t> cells;
+};
+
+/// Cells in bands of similar dense work, heaviest band first. A cell with a fixed slot goes to the row of its turn
+/// among the cells of that slot.
+std::vector<Band> bands(const Instance& instance, const FittedCells& fitted) {
+  const auto shards = static_cast<std::size_t>(instance.topology.shards());
+  const std::size_t table = static_cast<std::size_t>(fitted.rows) * shards;
+  const std::size_t width = kBandRows * std::min(shards, kBandShards);
+  std::vector<Band> result;
+  std::vector<std::size_t> room;  // cells that the bands so far take together
+  for (std::size_t at = 0; at < table; ++at) {
+    if (at % width == 0) {
+      result.push_back({.first = at, .last = at, .cells = {}});
+      room.push_back(room.empty() ? 0 : room.back());
+    }
+    result.back().last = at + 1;
+    room.back() += instance.topology.slots_of(ShardId(at % shards)).size();
+  }
+
   std::vector<std::pair<double, std::size_t>> order;
   for (std::size_t c = 0; c < fitted.cells.size(); ++c) order.emplace_back(dense_work(instance, fitted.cells[c]), c);
   std::ranges::stable_sort(order, [](const auto& a, const auto& b) { return a.first > b.first; });
-
-  const auto count = static_cast<std::size_t>(ceil_div(fitted.rows, kBandRows));
-  std::vector<std::vector<std::size_t>> result(count);
-  const auto slots = static_cast<std::size_t>(instance.topology.slots());
-  std::vector<std::int64_t> dealt_to_slot(slots, 0);
-  std::int64_t dealt = 0;
+  std::vector<std::size_t> row_of_slot(static_cast<std::size_t>(instance.topology.slots()), 0);
+  std::size_t dealt = 0;
+  std::size_t open = 0;
   for (const auto& [work, c] : order) {
-    const auto& slot = fitted.cells[c].slot;
-    const std::int64_t row = slot ? dealt_to_slot[*slot]++ : dealt++ / static_cast<std::int64_t>(slots);
-    result[static_cast<std::size_t>(row / kBandRows)].push_back(c);
+    if (const auto& slot = fitted.cells[c].slot) {
+      const std::size_t at = row_of_slot[*slot]++ * shards + instance.topology.shard_of(*slot);
+      result[at / width].cells.push_back(c);
+    } else {
+      if (dealt++ == room[open]) ++open;
+      result[open].cells.push_back(c);
+    }
   }
   return result;
+}
+
+/// Similar cells meet: band by band, each cell where it costs least.
+bool fill_by_cost(const Instance& instance, const FittedCells& fitted, Rows& rows) {
+  for (const Band& band : bands(instance, fitted)) {
+    for (const std::size_t c : band.cells) {
+      if (!rows.place_cheapest(c, band.first, band.last)) return false;
+    }
+  }
+  return true;
+}
+
+/// Hot cells meet cool ones: by falling peak, each where the busiest rank stays least busy. Costs more and balances the
+/// dense side less, so it serves only where the cap on rank tokens binds.
+bool fill_by_peak(const FittedCells& fitted, Rows& rows) {
+  std::vector<std::pair<std::int64_t, std::size_t>> order;
+  for (std::size_t c = 0; c < fitted.cells.size(); ++c) order.emplace_back(rows.peak_of(c), c);
+  std::ranges::stable_sort(order, [](const auto& a, const auto& b) { return a.first > b.first; });
+  return std::ranges::all_of(order, [&](const auto& cell) { return rows.place_coolest(cell.second); });
 }
 
 /// Row-shards of equally large shards may change places when no cell is bound to a slot. With one meeting per step the
@@ -190,17 +260,17 @@ void settle_shards(const Instance& instance, Rows& rows, std::int64_t row_count)
       for (const std::size_t g : members) pool.push_back(std::move(table[static_cast<std::size_t>(r) * shards + g]));
     }
     std::ranges::stable_sort(pool, [](const RowShard& a, const RowShard& b) { return a.joint() > b.joint(); });
-    std::vector<double> total(members.size(), 0.0);
+    std::set<std::pair<double, std::size_t>> lightest;  // total so far and member, of those with rows left
+    for (std::size_t m = 0; m < members.size(); ++m) lightest.emplace(0.0, m);
     std::vector<std::int64_t> filled(members.size(), 0);
     for (std::size_t k = 0; k < pool.size(); ++k) {
       std::size_t to = k % members.size();
       if (instance.sync == Sync::Step) {
-        to = members.size();
-        for (std::size_t m = 0; m < members.size(); ++m) {
-          if (filled[m] < row_count && (to == members.size() || total[m] < total[to])) to = m;
-        }
+        const auto [total, member] = *lightest.begin();
+        lightest.erase(lightest.begin());
+        if (filled[member] + 1 < row_count) lightest.emplace(total + pool[k].joint(), member);
+        to = member;
       }
-      total[to] += pool[k].joint();
       table[static_cast<std::size_t>(filled[to]++) * shards + members[to]] = std::move(pool[k]);
     }
   }
@@ -231,14 +301,10 @@ std::vector<SampleId> samples_of_cell(const Items& items, const Cell& cell) {
 
 std::optional<Layout> fill_rows(const Instance& instance, const Placement& placement, const Items& items,
                                 const FittedCells& fitted, RowOrder order) {
-  Rows rows(instance, placement, items, fitted);
-  std::int64_t first = 0;
-  for (const auto& band : bands(instance, fitted)) {
-    const std::int64_t last = std::min(first + kBandRows, fitted.rows);
-    for (const std::size_t c : band) {
-      if (!rows.place(c, first, last)) return std::nullopt;
-    }
-    first = last;
+  Rows rows(instance, placement, items, fitted, instance.constraints.max_rank_tokens);
+  if (!fill_by_cost(instance, fitted, rows)) {
+    rows.clear();
+    if (!fill_by_peak(fitted, rows)) return std::nullopt;
   }
   if (!instance.constraints.equal_count) settle_shards(instance, rows, fitted.rows);
 
@@ -263,6 +329,14 @@ std::optional<Layout> fill_rows(const Instance& instance, const Placement& place
   ROUTEPACK_HEAVY_ASSERT(rows.agree_with(evaluate(instance, placement, result), sequence),
                          "a row-shard's price differs from the scorer's");
   return result;
+}
+
+std::int64_t coolest_peak(const Instance& instance, const Placement& placement, const Items& items,
+                          const FittedCells& fitted) {
+  Rows rows(instance, placement, items, fitted, 0);
+  const bool filled = fill_by_peak(fitted, rows);
+  ROUTEPACK_ASSERT(filled, "a cell found no room without a limit");
+  return rows.peak();
 }
 
 Layout rows_in_order(const Instance& instance, const Items& items, const FittedCells& fitted) {

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "packing/cell.h"
 #include "packing/items.h"
 #include "packing/row_bound.h"
 #include "routepack/error.h"
@@ -15,26 +16,17 @@
 
 namespace routepack {
 
-/// The items of one cell (indices into Items::items) and what they add up to.
-struct Cell {
-  std::vector<std::size_t> items;
-  CellTotals totals;
-  std::int64_t samples = 0;
-  bool closed = false;         ///< holds an oversized sample, takes nothing else
-  std::optional<SlotId> slot;  ///< fixed when counts per slot must be equal
-
-  void add(std::size_t index, const Item& item);
-  [[nodiscard]] bool accepts(const Item& item, const Instance& instance) const;
-};
-
 /// R·D cells that respect every rule but max_rank_tokens, none empty.
 struct FittedCells {
   std::int64_t rows = 0;
   std::vector<Cell> cells;
+  /// `at_least`, or more rows when the search proved that so few do not suffice. The rows are certified when equal.
+  RowBound bound = {};
 };
 
-/// The fewest rows, from `at_least` up, for which a fit is found. Every length class is spread over all cells; when
-/// that runs into the cap, a best fit takes over. O(rows tried · N log N).
+/// The fewest rows, from `at_least` up, for which a fit is found. At each row count every length class is spread over
+/// all cells if possible; searches for few cells run only where that and simple fits fail at the bound (docs/rows.md).
+/// The work is limited by counted steps: about 50 ms beyond O(N log N) per row count tried.
 std::variant<FittedCells, Infeasible> fewest_rows(const Instance& instance, const Items& items,
                                                   const RowBound& at_least);
 

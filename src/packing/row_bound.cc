@@ -4,33 +4,46 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <vector>
+
+#include "core/integer.h"
+#include "packing/bin_bound.h"
+#include "packing/reduce.h"
 
 namespace routepack {
 namespace {
 
-/// Martello and Toth's L2 bound on cells: with a threshold K, items over U − K meet no item of K or more, items over
-/// U/2 meet no other such item, and what the latter leave free must hold the items from K to U/2.
-std::int64_t cells_for_tokens(const std::vector<std::int64_t>& falling, std::int64_t usable) {
+/// Rows when every slot gets n = N/D samples: of the k·D + 1 longest samples some slot has k + 1, and its other
+/// n − k − 1 samples are not shorter than the shortest of the window. Groups are taken apart here, which only lowers
+/// the bound; an oversized sample fills one cell.
+std::int64_t rows_for_equal_counts(const Instance& instance, const Items& items) {
+  const std::int64_t usable = instance.usable_capacity();
+  std::vector<std::int64_t> falling;
+  falling.reserve(items.samples.size());
+  for (const SampleId i : items.samples) falling.push_back(std::min(instance.aligned_length(i), usable));
+  std::ranges::sort(falling, std::greater<>());
   std::vector<std::int64_t> prefix(falling.size() + 1, 0);
-  for (std::size_t k = 0; k < falling.size(); ++k) prefix[k + 1] = prefix[k] + falling[k];
-  const auto count_above = [&](std::int64_t size) {
-    return static_cast<std::size_t>(std::ranges::partition_point(falling, [&](std::int64_t s) { return s > size; }) -
-                                    falling.begin());
-  };
-  std::int64_t best = ceil_div(prefix.back(), usable);
-  const std::size_t large = count_above(usable / 2);
-  for (std::size_t end = large; end <= falling.size(); ++end) {
-    // K is the smallest size that counts; every item before `end` is at least K.
-    if (end < falling.size() && end > large && falling[end] == falling[end - 1]) continue;
-    const std::int64_t threshold = end > large ? falling[end - 1] : usable / 2 + 1;
-    const std::size_t alone = std::min(large, count_above(usable - threshold));
-    const auto shared = static_cast<std::int64_t>(large - alone);
-    const std::int64_t free_space = shared * usable - (prefix[large] - prefix[alone]);
-    const std::int64_t left_over = std::max<std::int64_t>(0, prefix[end] - prefix[large] - free_space);
-    best = std::max(best, static_cast<std::int64_t>(large) + ceil_div(left_over, usable));
+  for (std::size_t n = 0; n < falling.size(); ++n) prefix[n + 1] = prefix[n] + falling[n];
+
+  const auto slots = static_cast<std::size_t>(instance.topology.slots());
+  const std::size_t share = falling.size() / slots;
+  std::int64_t best = 1;
+  for (std::size_t k = 0; k < share; ++k) {
+    const std::size_t end = k * slots + 1;
+    const std::int64_t longest = prefix[end] - prefix[end - k - 1];
+    const std::int64_t shortest = prefix.back() - prefix[falling.size() - (share - k - 1)];
+    best = std::max(best, ceil_div(longest + shortest, usable));
   }
   return best;
+}
+
+std::string explain(const Instance& instance, const BinBound& bound, std::int64_t cells) {
+  const std::int64_t limit = instance.constraints.max_samples_per_cell;
+  const std::string tokens = fmt::format("need {} cells of capacity {}", cells, instance.capacity);
+  if (!bound.by_count) return "the tokens " + tokens;
+  if (!bound.by_tokens) return fmt::format("max_samples_per_cell {}", limit);
+  return fmt::format("the tokens and max_samples_per_cell {} {}", limit, tokens);
 }
 
 }  // namespace
@@ -43,23 +56,13 @@ RowBound row_bound(const Instance& instance, const Items& items, std::span<const
     if (rows > bound.rows) bound = {rows, because()};
   };
 
-  std::vector<std::int64_t> falling;
-  std::int64_t alone = 0;
-  std::int64_t samples = 0;
-  for (const Item& item : items.items) {
-    if (item.oversized) {
-      ++alone;
-    } else {
-      falling.push_back(item.totals.aligned);
-      samples += item.count;
-    }
-  }
-  const std::int64_t cells = alone + cells_for_tokens(falling, instance.usable_capacity());
-  raise(ceil_div(cells, slots),
-        [&] { return fmt::format("the tokens need {} cells of capacity {}", cells, instance.capacity); });
-  if (rules.max_samples_per_cell > 0) {
-    raise(ceil_div(alone + ceil_div(samples, rules.max_samples_per_cell), slots),
-          [&] { return fmt::format("max_samples_per_cell {}", rules.max_samples_per_cell); });
+  const Reduced reduced = reduce(instance, items);
+  const BinBound bins = least_bins(reduced.problem);
+  const std::int64_t cells = bins.bins + static_cast<std::int64_t>(reduced.alone.size());
+  raise(ceil_div(cells, slots), [&] { return explain(instance, bins, cells); });
+  if (rules.equal_count) {
+    raise(rows_for_equal_counts(instance, items),
+          [&] { return std::string("equal_count: the slot with the most of the longest samples"); });
   }
   if (rules.max_rank_tokens > 0 && !rank_demand.empty()) {
     const std::int64_t peak = *std::ranges::max_element(rank_demand);

@@ -10,7 +10,7 @@
 #include "packing/fit.h"
 #include "packing/items.h"
 #include "packing/row_bound.h"
-#include "plan/blame.h"
+#include "plan/rank_limit.h"
 #include "routepack/plan.h"
 
 namespace routepack {
@@ -73,32 +73,26 @@ std::variant<Plan, Infeasible> make_plan(const Instance& instance, const PlanPar
 
   // Rows come before balance: every later step keeps this count.
   run.enter(Phase::Rows);
-  const RowBound bound = row_bound(instance, items, placed);
-  auto fitted = fewest_rows(instance, items, bound);
-  if (auto* why = std::get_if<Infeasible>(&fitted)) return std::move(*why);
+  auto found = fewest_rows(instance, items, row_bound(instance, items, placed));
+  if (auto* why = std::get_if<Infeasible>(&found)) return std::move(*why);
+  FittedCells& fitted = std::get<FittedCells>(found);
+  const RowBound proven = fitted.bound;
 
   run.enter(Phase::Pack);
-  auto layout = fill_rows(instance, placement, items, std::get<FittedCells>(fitted), params.row_order);
-  // Only the memory guard on rank tokens depends on which cells meet; when it cannot be kept, more rows may help.
-  for (std::int64_t extra = 1; !layout; extra += ceil_div(extra, 4)) {
-    const std::int64_t rows = std::get<FittedCells>(fitted).rows + extra * instance.constraints.row_multiple;
-    fitted =
-        fewest_rows(instance, items, {rows, fmt::format("max_rank_tokens {}", instance.constraints.max_rank_tokens)});
-    if (std::holds_alternative<Infeasible>(fitted)) return rank_limit_unmet(instance, rows);
-    run.enter(Phase::Pack);
-    layout = fill_rows(instance, placement, items, std::get<FittedCells>(fitted), params.row_order);
-  }
+  auto filled = fill_with_as_few_rows_as_possible(instance, placement, items, fitted, params.row_order);
+  if (auto* why = std::get_if<Infeasible>(&filled)) return std::move(*why);
+  Layout& layout = std::get<Layout>(filled);
 
   run.enter(Phase::Check);
-  Evaluation evaluation = evaluate(instance, placement, *layout);
+  Evaluation evaluation = evaluate(instance, placement, layout);
   Bounds bounds = lower_bounds(instance, placement, demand);
   ROUTEPACK_ASSERT(gap_to(evaluation.score.max_shard, bounds.fixed_placement) >= 0.0, "the score is below its bound");
   const Moves moves = count_moves(before, placement);
   const double cv = rank_demand_cv(placed, placement.ranks());
   const double cv_before = rank_demand_cv(rank_demand(demand, before), before.ranks());
   return Plan{.placement = std::move(placement),
-              .layout = *std::move(layout),
-              .rows = {std::get<FittedCells>(fitted).rows, bound.rows},
+              .layout = std::move(layout),
+              .rows = {fitted.rows, proven.rows, proven.because},
               .dummies = items.dummies,
               .evaluation = std::move(evaluation),
               .bounds = std::move(bounds),

@@ -153,7 +153,11 @@ void check_atomic(Judge& judge, const Window& window, const PlanRecord& plan) {
 }  // namespace
 
 void check_constraints(Judge& judge, const Window& window, const PlanRecord& plan, const Structure& structure) {
-  describe(plan.constraints, BoundsVisitor{judge.rule("constraint-values")});
+  Rule& values = judge.rule("constraint-values");
+  describe(plan.constraints, BoundsVisitor{values});
+  if (plan.constraints.add_dummies && !plan.constraints.equal_count) {
+    values.broken([] { return std::string("add_dummies: found without equal_count, wanted both or neither"); });
+  }
   if (structure.capacity && structure.multiples) check_cap(judge, window, plan);
   check_row_count(judge, plan);
   check_sample_counts(judge, plan, structure.rectangular);

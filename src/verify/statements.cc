@@ -43,6 +43,13 @@ void check_bounds(Judge& judge, const PlanRecord& plan, double score) {
     };
     look("bound.max_shard", plan.bound);
     look("bound.fixed_placement", plan.bound_fixed_placement);
+    // One placement allows no more than all of them.
+    if (plan.bound && plan.bound_fixed_placement && *plan.bound_fixed_placement < *plan.bound * (1.0 - 1e-12)) {
+      rule.broken([&] {
+        return fmt::format("bound.fixed_placement: found {}, wanted at least {}, the bound over any placement",
+                           *plan.bound_fixed_placement, *plan.bound);
+      });
+    }
   }
   if (!plan.bound || !plan.gap) return;
   // A gap is what is left of a ratio near 1, so its accuracy is that of the ratio.
@@ -69,6 +76,8 @@ void check_metrics(Judge& judge, const PlanRecord& plan, const Figures& figures)
       look(figures.attention);
     } else if (name == "joint") {
       look(figures.score.max_shard);
+    } else if (name == "cv_global_before" && !(stated >= 0.0)) {
+      rule.broken([&] { return fmt::format("metrics.{}: found {}, wanted 0 or more", name, stated); });
     } else if (name == "gap" && plan.bound) {
       const double gap = gap_over(*plan.bound, figures.score.max_shard);
       look(gap, 1.0 + std::abs(gap));

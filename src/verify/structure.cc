@@ -171,8 +171,9 @@ bool check_samples(Judge& judge, const Window& window, const PlanRecord& plan, b
 bool check_cost(Judge& judge, const Window& window, const PlanRecord& plan) {
   Rule& rule = judge.rule("cost-numbers");
   const auto look = [&rule](double value, const auto& where) {
-    if (std::isfinite(value) && value >= 0.0) return;
-    rule.broken([&] { return fmt::format("{}: found {}, wanted a finite number of at least 0", where(), value); });
+    if (value >= 0.0 && value <= kMaxCost) return;  // NaN compares false
+    rule.broken(
+        [&] { return fmt::format("{}: found {}, wanted a finite number from 0 to {}", where(), value, kMaxCost); });
   };
   for (std::size_t s = 0; s < plan.stages.size(); ++s) {
     look(plan.stages[s].alpha, [&] { return fmt::format("cost.stages[{}].alpha", s); });
@@ -182,10 +183,10 @@ bool check_cost(Judge& judge, const Window& window, const PlanRecord& plan) {
     look(plan.expert[l], [&] { return fmt::format("cost.expert[{}]", l); });
   }
   const bool per_layer = !plan.expert_uniform && size_of(plan.expert) == window.layers();
-  if (plan.expert.size() != 1 && !per_layer) {
+  if (!per_layer && !(plan.expert_uniform && plan.expert.size() == 1)) {
     rule.broken([&] {
-      return fmt::format("cost.expert: found {} weights, wanted 1 or one for each of {} layers", plan.expert.size(),
-                         window.layers());
+      return fmt::format("cost.expert: found a list of {}, wanted a number or a list of {}, one weight per layer",
+                         plan.expert.size(), window.layers());
     });
   }
   return rule.holds();
@@ -210,7 +211,7 @@ void refuse_foreign(const Window& window, const PlanRecord& plan) {
     refuse_other_size(plan, "width of physical_to_logical[0]", size_of(plan.physical_to_logical.front()),
                       window.experts());
   }
-  if (plan.window && !plan.window->fingerprint.empty()) {
+  if (plan.window) {
     if (const std::string wanted = window.fingerprint(); plan.window->fingerprint != wanted) {
       throw InvalidInput(fmt::format("{}: window.fingerprint: found {}, wanted {}: the plan is for another window",
                                      plan.source, plan.window->fingerprint, wanted));

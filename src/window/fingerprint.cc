@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "window/fingerprint.h"
+
 #include <algorithm>
 #include <array>
-
-#include "core/hash.h"
-#include "routepack/window.h"
 
 namespace routepack {
 namespace {
@@ -40,27 +39,38 @@ void hash_widened(Xxh3& hash, std::span<const Narrow> values, std::size_t repeat
 
 }  // namespace
 
-std::string Window::fingerprint() const {
-  Xxh3 hash;
-  for (const std::int64_t size : {arrays_.samples, arrays_.layers, arrays_.experts, arrays_.top_k}) {
-    hash.value(static_cast<std::uint64_t>(size));
+FingerprintBuilder::FingerprintBuilder(const WindowArrays& arrays) {
+  for (const std::int64_t size : {arrays.samples, arrays.layers, arrays.experts, arrays.top_k}) {
+    hash_.value(static_cast<std::uint64_t>(size));
   }
-  if (arrays_.lengths.empty()) {
-    hash.value(std::int32_t{0});  // an aggregate without lengths
+  if (arrays.lengths.empty()) {
+    hash_.value(std::int32_t{0});  // an aggregate without lengths
   } else {
-    hash.array(arrays_.lengths);
+    hash_.array(arrays.lengths);
   }
   const auto begin_optional = [&](bool present) {
-    hash.value(static_cast<std::uint8_t>(present ? 1 : 0));
+    hash_.value(static_cast<std::uint8_t>(present ? 1 : 0));
     return present;
   };
-  if (begin_optional(!arrays_.recorded.empty())) {
-    const bool per_layer = arrays_.recorded.size() == static_cast<std::size_t>(arrays_.samples * arrays_.layers);
-    hash_widened<std::int32_t>(hash, arrays_.recorded, per_layer ? 1 : static_cast<std::size_t>(arrays_.layers));
+  if (begin_optional(!arrays.recorded.empty())) {
+    const bool per_layer = arrays.recorded.size() == static_cast<std::size_t>(arrays.samples * arrays.layers);
+    hash_widened<std::int32_t>(hash_, arrays.recorded, per_layer ? 1 : static_cast<std::size_t>(arrays.layers));
   }
-  if (begin_optional(!arrays_.atomic.empty())) hash.array(arrays_.atomic);
-  if (begin_optional(!arrays_.pad_counts.empty())) hash.array(arrays_.pad_counts);
-  std::visit([&](auto counts) { hash_widened<std::uint32_t>(hash, counts, 1); }, arrays_.counts);
+  if (begin_optional(!arrays.atomic.empty())) hash_.array(arrays.atomic);
+  if (begin_optional(!arrays.pad_counts.empty())) hash_.array(arrays.pad_counts);
+}
+
+void FingerprintBuilder::add_counts(std::span<const std::uint16_t> counts) {
+  hash_widened<std::uint32_t>(hash_, counts, 1);
+}
+
+void FingerprintBuilder::add_counts(std::span<const std::uint32_t> counts) {
+  hash_widened<std::uint32_t>(hash_, counts, 1);
+}
+
+std::string Window::fingerprint() const {
+  FingerprintBuilder hash(arrays_);
+  std::visit([&](auto counts) { hash.add_counts(counts); }, arrays_.counts);
   return hash.digest();
 }
 

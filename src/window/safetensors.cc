@@ -183,6 +183,25 @@ Metadata read_metadata(const Json& entry, const std::string& where) {
   return metadata;
 }
 
+std::size_t size_of(const TensorToWrite& tensor) {
+  const auto bits = bits_of(tensor.dtype);
+  ROUTEPACK_ASSERT(bits.has_value(), "tensor " + tensor.name + " has a type that the format does not know");
+  const auto bytes = bytes_of(tensor.shape, *bits);
+  ROUTEPACK_ASSERT(bytes && (tensor.stream || *bytes == static_cast<std::int64_t>(tensor.bytes.size())),
+                   "tensor " + tensor.name + " has another size than its shape says");
+  return static_cast<std::size_t>(*bytes);
+}
+
+void write_tensor(const TensorToWrite& tensor, const WriteSink& sink) {
+  if (!tensor.stream) return sink(tensor.bytes);
+  std::size_t written = 0;
+  tensor.stream([&](std::span<const std::byte> bytes) {
+    written += bytes.size();
+    sink(bytes);
+  });
+  ROUTEPACK_ASSERT(written == size_of(tensor), "tensor " + tensor.name + " was streamed in another size");
+}
+
 std::string header_to_write(const Metadata& metadata, const std::vector<TensorToWrite>& tensors) {
   Json header = Json::object();
   if (!metadata.empty()) {
@@ -191,7 +210,7 @@ std::string header_to_write(const Metadata& metadata, const std::vector<TensorTo
   }
   std::size_t offset = 0;
   for (const TensorToWrite& tensor : tensors) {
-    const std::size_t end = offset + tensor.bytes.size();
+    const std::size_t end = offset + size_of(tensor);
     header[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {offset, end}}};
     offset = end;
   }
@@ -238,11 +257,6 @@ Safetensors parse_safetensors(std::span<const std::byte> file, const std::string
 
 void write_safetensors(const std::filesystem::path& path, const Metadata& metadata,
                        std::vector<TensorToWrite> tensors) {
-  for (const TensorToWrite& tensor : tensors) {
-    const auto bits = bits_of(tensor.dtype);
-    ROUTEPACK_ASSERT(bits && bytes_of(tensor.shape, *bits) == static_cast<std::int64_t>(tensor.bytes.size()),
-                     "tensor " + tensor.name + " has another size than its shape says");
-  }
   // Not std::stable_sort: clang calls its libstdc++ 12 version deprecated.
   std::vector<TensorToWrite> ordered;
   for (const std::int64_t bits : {64, 32, 16, 8, 6, 4}) {
@@ -260,7 +274,7 @@ void write_safetensors(const std::filesystem::path& path, const Metadata& metada
     const std::uint64_t length = header.size();
     sink(std::as_bytes(std::span(&length, 1)));
     sink(std::as_bytes(std::span(header)));
-    for (const TensorToWrite& tensor : ordered) sink(tensor.bytes);
+    for (const TensorToWrite& tensor : ordered) write_tensor(tensor, sink);
   });
 }
 

@@ -5,12 +5,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "core/file.h"
 
 namespace routepack {
 
@@ -34,12 +37,14 @@ struct Safetensors {
 /// @throws FormatError naming `where`, the tensor, found and wanted.
 Safetensors parse_safetensors(std::span<const std::byte> file, const std::string& where);
 
-/// A tensor to be written; `bytes` are its values in C order, little-endian.
+/// A tensor to be written; `bytes` are its values in C order, little-endian. With `stream` there are none: it is called
+/// when their turn comes and hands them over piece by piece.
 struct TensorToWrite {
   std::string name;
   std::string dtype;
   std::vector<std::int64_t> shape;
   std::span<const std::byte> bytes;
+  std::function<void(const WriteSink&)> stream = {};
 };
 
 /// Writes a file whose tensors all start at a multiple of their item size: largest items first, otherwise in the given

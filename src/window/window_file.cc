@@ -201,33 +201,44 @@ Window Window::load(const std::filesystem::path& path) {
   return parse_window(file->bytes(), file, path.string());
 }
 
-void Window::save(const std::filesystem::path& path) const {
-  Metadata metadata = {{"format", std::string(kFormat)}, {"top_k", std::to_string(arrays_.top_k)}};
-  if (!arrays_.model.empty()) metadata.emplace_back("model", arrays_.model);
-  if (!arrays_.layer_numbers.empty()) {
-    metadata.emplace_back("layers", fmt::format("[{}]", fmt::join(arrays_.layer_numbers, ", ")));
+void write_window(const std::filesystem::path& path, const WindowArrays& arrays,
+                  std::function<void(const WriteSink&)> stream) {
+  Metadata metadata = {{"format", std::string(kFormat)}, {"top_k", std::to_string(arrays.top_k)}};
+  if (!arrays.model.empty()) metadata.emplace_back("model", arrays.model);
+  if (!arrays.layer_numbers.empty()) {
+    metadata.emplace_back("layers", fmt::format("[{}]", fmt::join(arrays.layer_numbers, ", ")));
   }
-  if (arrays_.kind == WindowKind::Aggregate) metadata.emplace_back("kind", "aggregate");
-  metadata.insert(metadata.end(), arrays_.metadata.begin(), arrays_.metadata.end());
+  if (arrays.kind == WindowKind::Aggregate) metadata.emplace_back("kind", "aggregate");
+  metadata.insert(metadata.end(), arrays.metadata.begin(), arrays.metadata.end());
 
-  const auto [n, layers, experts] = std::tuple(arrays_.samples, arrays_.layers, arrays_.experts);
+  const auto [n, layers, experts] = std::tuple(arrays.samples, arrays.layers, arrays.experts);
   std::vector<TensorToWrite> tensors;
   const auto add = [&](std::string name, std::string dtype, std::vector<std::int64_t> shape, auto values) {
     if (!values.empty()) {
       tensors.push_back({std::move(name), std::move(dtype), std::move(shape), std::as_bytes(values)});
     }
   };
-  add("lengths", "I32", {n}, arrays_.lengths);
-  std::visit([&, shape = std::vector{n, layers, experts}](
-                 auto counts) { add("counts", sizeof(counts[0]) == 2 ? "U16" : "U32", shape, counts); },
-             arrays_.counts);
-  const bool per_layer = arrays_.recorded.size() != static_cast<std::size_t>(n);
-  add("recorded", "I32", per_layer ? std::vector{n, layers} : std::vector{n}, arrays_.recorded);
-  add("groups", "I32", {n}, arrays_.groups);
-  add("atomic", "I32", {n}, arrays_.atomic);
-  add("pad_counts", "U32", {layers, experts}, arrays_.pad_counts);
-  add("ids", "I64", {n}, arrays_.ids);
+  add("lengths", "I32", {n}, arrays.lengths);
+  std::visit(
+      [&]<class Count>(std::span<const Count> counts) {
+        tensors.push_back({"counts",
+                           sizeof(Count) == 2 ? "U16" : "U32",
+                           {n, layers, experts},
+                           std::as_bytes(counts),
+                           std::move(stream)});
+      },
+      arrays.counts);
+  const bool per_layer = arrays.recorded.size() != static_cast<std::size_t>(n);
+  add("recorded", "I32", per_layer ? std::vector{n, layers} : std::vector{n}, arrays.recorded);
+  add("groups", "I32", {n}, arrays.groups);
+  add("atomic", "I32", {n}, arrays.atomic);
+  add("pad_counts", "U32", {layers, experts}, arrays.pad_counts);
+  add("ids", "I64", {n}, arrays.ids);
   write_safetensors(path, metadata, std::move(tensors));
+}
+
+void Window::save(const std::filesystem::path& path) const {
+  write_window(path, arrays_);
 }
 
 }  // namespace routepack

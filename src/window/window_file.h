@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 
+#include "core/file.h"
 #include "routepack/window.h"
 
 namespace routepack {
@@ -16,5 +19,11 @@ namespace routepack {
 /// but metadata is kept.
 /// @throws FormatError, InvalidInput, with `where` in front
 Window parse_window(std::span<const std::byte> file, std::shared_ptr<const void> owner, const std::string& where);
+
+/// Writes what Window::save writes. With `stream` the counts are not in `arrays`, only their type: it hands them over
+/// in C order, piece by piece.
+/// @throws IoError; InvalidInput for metadata that is not UTF-8
+void write_window(const std::filesystem::path& path, const WindowArrays& arrays,
+                  std::function<void(const WriteSink&)> stream = {});
 
 }  // namespace routepack

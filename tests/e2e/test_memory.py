@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A large window is used where it lies in the page cache: no second copy."""
+"""A large window is used where it lies in the page cache, and made in pieces: no second copy."""
 import os
 import subprocess
 import sys
@@ -33,3 +33,13 @@ def test_inspect_of_a_large_window_stays_below_1_3_times_the_file(tmp_path):
     assert peak_bytes("inspect", path) < 1.3 * size + 20e6
     report = run_json("inspect", path)
     assert (report["samples"], report["layers"], report["experts"], report["top_k"]) == (8192, 23, 128, 8)
+
+
+def test_generate_streams_a_window_larger_than_its_memory(tmp_path):
+    path = tmp_path / "window.safetensors"
+    peak = peak_bytes(
+        "generate", "--model", "qwen3-30b-a3b", "--rollouts", "4", "--answers-only", "--prompts", "2000", "-o", path
+    )
+    size = os.path.getsize(path)
+    assert size > 2000 * 4 * 48 * 128 * 2
+    assert peak < size / 2

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// routepack generate: synthetic windows with calibrated routing.
+#include "routepack/generate.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+
+#include "cli/command.h"
+#include "cli/process.h"
+#include "cli/report.h"
+#include "routepack/error.h"
+#include "routepack/plan.h"
+
+namespace routepack::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct GenerateArguments {
+  GenerateParams params;
+  std::string output;
+  std::int64_t steps = 1;
+  bool list_models = false;
+  bool json = false;
+};
+
+/// Visitor over describe() that makes the options. Values are checked when they are parsed.
+struct AddOptions {
+  CLI::App& command;
+
+  static std::string option_name(const char* field) {
+    std::string name = std::string("--") + field;
+    std::ranges::replace(name, '_', '-');
+    return name;
+  }
+
+  void text(const char* field, std::string& value, const char* help) const {
+    command.add_option(option_name(field), value, help)->type_name("NAME");
+  }
+
+  void flag(const char* field, bool& value, const char* help) const {
+    command.add_flag(option_name(field), value, help);
+  }
+
+  void integer(const char* field, std::int64_t& value, std::int64_t min, std::int64_t max, const char* help) const {
+    const std::string name = option_name(field);
+    command
+        .add_option_function<std::string>(
+            name,
+            [&value, name, min, max](const std::string& text) {
+              const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+              if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
+                throw UsageError(
+                    fmt::format("{}: found \"{}\", wanted an integer from {} to {}", name, text, min, max));
+              }
+            },
+            help)
+        ->type_name(value == 0 ? "N" : fmt::format("N={}", value));
+  }
+
+  template <class Enum>
+  void choice(const char* field, Enum& value, const char* help) const {
+    const std::string name = option_name(field);
+    std::string names;
+    for (const auto& choice : choices(Enum{})) names += fmt::format("{}{}", names.empty() ? "" : "|", choice.name);
+    command
+        .add_option_function<std::string>(
+            name,
+            [&value, name, names](const std::string& text) {
+              for (const auto& choice : choices(Enum{})) {
+                if (choice.name == text) {
+                  value = choice.value;
+                  return;
+                }
+              }
+              throw UsageError(fmt::format("{}: found \"{}\", wanted {}", name, text, names));
+            },
+            fmt::format("{}: {}", help, names))
+        ->type_name(fmt::format("={}", name_of(value)));
+  }
+};
+
+/// A step's own file when there are several: names sort in the order of the steps.
+fs::path path_of_step(const GenerateArguments& args, std::int64_t step) {
+  if (args.steps == 1) return args.output;
+  return fs::path(args.output) / fmt::format("step-{:04}.safetensors", step);
+}
+
+void prepare_folder(const GenerateArguments& args) {
+  if (args.steps == 1) return;
+  std::error_code error;
+  fs::create_directory(args.output, error);
+  if (error || !fs::is_directory(args.output)) {
+    throw IoError(fmt::format("{}: wanted a folder for {} windows: {}", args.output, args.steps,
+                              error ? error.message() : "found a file"));
+  }
+}
+
+/// A line that is written over itself, on terminals only.
+void show_progress(const std::string& file, std::int64_t done, std::int64_t samples) {
+  if (interrupted()) throw Cancelled("interrupted before the window was written");
+  if (::isatty(STDERR_FILENO) == 0) return;
+  fmt::print(stderr, "\r{}: {} of {} samples{}", file, with_commas(done), with_commas(samples),
+             done == samples ? "\n" : "");
+  std::fflush(stderr);
+}
+
+Json generated_json(const fs::path& path, const GeneratedWindow& made) {
+  return {{"window", path.string()},        {"samples", made.samples}, {"layers", made.layers},
+          {"experts", made.experts},        {"top_k", made.top_k},     {"tokens", made.tokens},
+          {"fingerprint", made.fingerprint}};
+}
+
+std::string generated_text(const fs::path& path, const GeneratedWindow& made) {
+  return fmt::format("{}: {} samples, {} tokens, {} MoE layers of {} experts, top {}\n  {}\n", path.string(),
+                     with_commas(made.samples), with_commas(made.tokens), made.layers, made.experts, made.top_k,
+                     made.fingerprint);
+}
+
+int print_models(bool json) {
+  if (json) {
+    Json models = Json::array();
+    for (const ModelInfo& m : list_models()) {
+      Json domains = Json::array();
+      for (const DomainInfo& d : m.domains) domains.push_back({{"name", d.name}, {"calibrated", d.calibrated}});
+      models.push_back({{"name", m.name},
+                        {"layers", m.layers},
+                        {"moe_layers", m.moe_layers},
+                        {"experts", m.experts},
+                        {"top_k", m.top_k},
+                        {"shared_experts", m.shared_experts},
+                        {"hidden", m.hidden},
+                        {"moe_width", m.moe_width},
+                        {"widths_inferred", m.inferred},
+                        {"calibrated", m.calibrated()},
+                        {"domains", domains}});
+    }
+    print_json({{"models", models}});
+    return kFine;
+  }
+  Table table;
+  table.row({"model", "MoE layers", "experts", "top", "hidden x width", "routing"});
+  for (const ModelInfo& m : list_models()) {
+    table.row({m.name, fmt::format("{}/{}", m.moe_layers, m.layers), std::to_string(m.experts), std::to_string(m.top_k),
+               fmt::format("{}{} x {}", m.inferred ? "inferred " : "", m.hidden, m.moe_width),
+               m.calibrated() ? "calibrated" : "uncalibrated"});
+  }
+  fmt::print("{}\ndomains (* uncalibrated: numbers borrowed from a model of similar size):\n", table.text());
+  for (const ModelInfo& m : list_models()) {
+    std::string names;
+    for (const DomainInfo& d : m.domains) {
+      names += fmt::format("{}{}{}", names.empty() ? "" : ", ", d.name, d.calibrated ? "" : "*");
+    }
+    fmt::print("  {}: {}\n", m.name, names);
+  }
+  return kFine;
+}
+
+int run_generate(const GenerateArguments& args) {
+  if (args.list_models) return print_models(args.json);
+  if (args.params.model.empty()) throw UsageError("--model is missing: a preset, see --list-models");
+  if (args.output.empty()) throw UsageError("--output is missing: -o WINDOW, or -o DIR for several steps");
+  prepare_folder(args);
+  catch_interrupts();
+  Json windows = Json::array();
+  std::string text;
+  for (std::int64_t step = 0; step < args.steps; ++step) {
+    GenerateParams params = args.params;
+    params.step += step;
+    const fs::path path = path_of_step(args, params.step);
+    const GeneratedWindow made = generate_window(params, path, [&](std::int64_t done, std::int64_t samples) {
+      show_progress(path.filename().string(), done, samples);
+    });
+    if (args.json) {
+      windows.push_back(generated_json(path, made));
+    } else {
+      text += generated_text(path, made);
+    }
+  }
+  if (args.json) {
+    print_json(args.steps == 1 ? windows[0] : Json{{"windows", windows}});
+  } else {
+    fmt::print("{}", text);
+  }
+  return kFine;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& action) {
+  const auto args = std::make_shared<GenerateArguments>();
+  CLI::App* command = app.add_subcommand("generate", "Make synthetic windows with realistic routing");
+  command->add_option("-o,--output", args->output, "window file to write, or a folder for several steps")
+      ->type_name("WINDOW|DIR");
+  describe(args->params, AddOptions{*command});
+  AddOptions{*command}.integer("steps", args->steps, 1, 9999, "windows of a run, from --step on, into a folder");
+  command->add_flag("--list-models", args->list_models, "print the presets and stop");
+  command->add_flag("--json", args->json, "machine-readable result on standard output");
+  command->footer(R"(Examples:
+  routepack generate --model qwen3-30b-a3b --lengths gsm8k -o window.safetensors
+  routepack generate --model gpt-oss-20b --lengths gsm8k --steps 8 --seed 7 -o run/
+  routepack generate --list-models)");
+  command->callback([args, &action] { action = [args] { return run_generate(*args); }; });
+}
+
+}  // namespace routepack::cli

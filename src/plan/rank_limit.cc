@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/rank_limit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "cost/row_cost.h"
+#include "packing/fill_rows.h"
+
+namespace routepack {
+
+std::optional<Infeasible> sample_over_rank_limit(const Instance& instance, const Placement& placement,
+                                                 const Items& items) {
+  const std::int64_t limit = instance.constraints.max_rank_tokens;
+  if (limit == 0) return std::nullopt;
+  const auto ranks = static_cast<std::size_t>(placement.ranks());
+  std::vector<std::int64_t> loads(static_cast<std::size_t>(placement.layers()) * ranks);
+  for (const Item& item : items.items) {
+    std::ranges::fill(loads, 0);
+    for (const SampleId i : items.samples_of(item)) add_rank_loads(instance.window, placement, i, loads);
+    const auto worst = std::ranges::max_element(loads);
+    if (*worst <= limit) continue;
+    const auto at = static_cast<std::size_t>(worst - loads.begin());
+    return Infeasible{fmt::format("max_rank_tokens {}: sample {}{} alone puts {} routed tokens on rank {} at layer {}",
+                                  limit, items.samples_of(item).front().value(),
+                                  item.count > 1 ? " and its atomic group" : "", *worst, at % ranks, at / ranks),
+                      fmt::format("--max-rank-tokens {}", *worst)};
+  }
+  return std::nullopt;
+}
+
+std::variant<Layout, Infeasible> fill_with_as_few_rows_as_possible(const Instance& instance, const Placement& placement,
+                                                                   const Items& items, FittedCells& fitted,
+                                                                   RowOrder order) {
+  const std::int64_t limit = instance.constraints.max_rank_tokens;
+  std::int64_t reached = std::numeric_limits<std::int64_t>::max();
+  // Wider steps as failures add up: each is a whole fit.
+  for (std::int64_t extra = 1;; extra += ceil_div(extra, 4)) {
+    if (auto layout = fill_rows(instance, placement, items, fitted, order)) return *std::move(layout);
+    reached = std::min(reached, coolest_peak(instance, placement, items, fitted));
+    const std::int64_t rows = fitted.rows + extra * instance.constraints.row_multiple;
+    auto more = fewest_rows(instance, items, {rows, fmt::format("max_rank_tokens {}", limit)});
+    if (std::holds_alternative<Infeasible>(more)) {
+      return Infeasible{
+          fmt::format("max_rank_tokens {}: found no layout of up to {} rows that keeps every rank within it "
+                      "(the search is not exhaustive); the best puts {} routed tokens on a rank",
+                      limit, fitted.rows, reached),
+          fmt::format("--max-rank-tokens {}, or fewer slots", reached)};
+    }
+    fitted = std::get<FittedCells>(std::move(more));
+  }
+}
+
+}  // namespace routepack
