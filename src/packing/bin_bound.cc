@@ -111,13 +111,11 @@ std::int64_t l2_bound(std::span<const std::int64_t> sizes, std::span<const std::
                       std::int64_t capacity) {
   std::int64_t total = 0;
   std::int64_t large_copies = 0;
-  std::int64_t large_size = 0;
   std::size_t large = 0;
   for (std::size_t k = 0; k < sizes.size(); ++k) {
     total += sizes[k] * copies[k];
     if (2 * sizes[k] > capacity) {
       large_copies += copies[k];
-      large_size += sizes[k] * copies[k];
       large = k + 1;
     }
   }

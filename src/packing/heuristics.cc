@@ -216,7 +216,8 @@ class Rebuilder {
     const std::uint64_t entrants = 1 + mixed(round ^ 0xfaceULL) % kEntrants;
     for (std::uint64_t n = 0; chosen.size() < wanted; ++n) {
       std::size_t b = mixed((round << 20) + kEntrants * n) % bins_.size();
-      for (std::uint64_t t = 1; t < entrants; ++t) {
+      // Full bins hardly ever win among few; later draws are plain, so that they end.
+      for (std::uint64_t t = 1; t < entrants && n < 2 * wanted; ++t) {
         const std::size_t other = mixed((round << 20) + kEntrants * n + t) % bins_.size();
         if (load_[other] < load_[b]) b = other;
       }
