@@ -17,7 +17,7 @@ void Cell::add(std::size_t index, const Item& item) {
 
 bool Cell::accepts(const Item& item, const Instance& instance) const {
   const std::int64_t limit = instance.constraints.max_samples_per_cell;
-  return !closed && totals.aligned + item.totals.aligned <= instance.usable_capacity() &&
+  return !closed && totals.aligned + item.totals.aligned <= room_of_a_cell(instance) &&
          (limit == 0 || samples + item.count <= limit);
 }
 

@@ -56,7 +56,7 @@ std::optional<Shares> share_equally(const Instance& instance, const Items& items
 /// Each slot's tokens leave room in `rows` cells.
 std::optional<Shares> share_evenly(const Instance& instance, const Items& items, std::int64_t rows) {
   const std::int64_t slots = instance.topology.slots();
-  const std::int64_t usable = instance.usable_capacity();
+  const std::int64_t usable = room_of_a_cell(instance);
   BinProblem problem;
   for (const Item& item : items.items) problem.units.push_back({std::min(item.totals.aligned, usable), item.count});
   problem.max_count = problem.total_count() / slots;
@@ -239,7 +239,7 @@ Proof EqualFitter::try_everything(std::int64_t rows, std::optional<std::vector<C
   EqualProblem problem;
   problem.slots = instance_.topology.slots();
   problem.rows = rows;
-  problem.bins.capacity = instance_.usable_capacity();
+  problem.bins.capacity = room_of_a_cell(instance_);
   const std::int64_t limit = instance_.constraints.max_samples_per_cell;
   if (limit > 0) problem.bins.max_count = limit;
   for (const Item& item : items_.items) {

@@ -2,9 +2,11 @@
 #include "packing/fit.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
+#include <string>
 #include <utility>
 
 #include "core/assert.h"
@@ -26,7 +28,7 @@ constexpr std::int64_t kEqualTries = 8;
 /// Items in order, each to the first cell that takes it; cells that stay empty get one from the fullest.
 std::optional<std::vector<Cell>> first_fit(const Instance& instance, const Items& items, const ItemIndices& wanted,
                                            std::vector<Cell> cells) {
-  const std::int64_t usable = instance.usable_capacity();
+  const std::int64_t usable = room_of_a_cell(instance);
   FreeSpaceTree free_space(cells.size(), usable);
   const auto update = [&](std::size_t c) { free_space.set(c, cells[c].closed ? 0 : usable - cells[c].totals.aligned); };
   for (std::size_t c = 0; c < cells.size(); ++c) update(c);
@@ -53,6 +55,27 @@ ItemIndices all_indices(const Items& items) {
   return indices;
 }
 
+/// The smallest change of each rule that asks for more than `most` rows.
+std::string rows_remedy(const Instance& instance, const Items& items, std::int64_t most) {
+  const Constraints& rules = instance.constraints;
+  const std::int64_t cells = most * instance.topology.slots();
+  std::vector<std::string> changes;
+  if (rules.min_rows > most) changes.push_back(fmt::format("--min-rows {}", most));
+  if (rules.row_multiple > most) changes.push_back(fmt::format("--row-multiple {} or less", most));
+  if (instance.topology.pipeline_stages() > most) changes.push_back(fmt::format("--pp {} or less", most));
+  std::int64_t tokens = 0;
+  for (const Item& item : items.items) tokens += std::min(item.totals.aligned, room_of_a_cell(instance));
+  if (tokens > cells * room_of_a_cell(instance)) {
+    changes.push_back(fmt::format("--cap {} or more", instance.aligned_cell(ceil_div(tokens, cells))));
+  }
+  const auto samples = static_cast<std::int64_t>(items.samples.size());
+  if (rules.max_samples_per_cell > 0 && samples > cells * rules.max_samples_per_cell) {
+    changes.push_back(fmt::format("--max-samples-per-cell {} or more", ceil_div(samples, cells)));
+  }
+  return changes.empty() ? fmt::format("fewer slots, or less strict rules: {} rows at most", most)
+                         : fmt::format("{}", fmt::join(changes, ", "));
+}
+
 Infeasible too_few_items(const Instance& instance, const Items& items, const RowBound& bound) {
   const std::int64_t slots = instance.topology.slots();
   const auto units = static_cast<std::int64_t>(items.items.size());
@@ -61,8 +84,8 @@ Infeasible too_few_items(const Instance& instance, const Items& items, const Row
                                             : fmt::format("{} samples in {} units that stay together", samples, units);
   return {fmt::format("{} row{} of {} cells ({}) need at least {} samples, found {}", bound.rows,
                       bound.rows == 1 ? "" : "s", slots, bound.because, bound.rows * slots, what),
-          bound.rows == 1 || units < slots ? fmt::format("--dp {} or fewer", std::max<std::int64_t>(units, 1))
-                                           : fmt::format("at most {} rows, or fewer slots", units / slots)};
+          units < slots ? fmt::format("{} slots at most, or {} samples at least", units, slots)
+                        : rows_remedy(instance, items, units / slots)};
 }
 
 Infeasible nothing_found(const Instance& instance, const RowBound& bound, std::int64_t last_rows) {

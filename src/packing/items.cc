@@ -97,7 +97,7 @@ std::variant<std::int64_t, Infeasible> dummies_needed(const Instance& instance) 
 }  // namespace
 
 std::variant<Items, Infeasible> make_items(const Instance& instance) {
-  if (instance.usable_capacity() == 0) {
+  if (instance.usable_capacity() == 0 && instance.constraints.oversized == Oversized::Error) {
     return Infeasible{
         fmt::format("cell_multiple {} and capacity {} exclude each other: even one token fills {}",
                     instance.constraints.cell_multiple, instance.capacity, instance.constraints.cell_multiple),

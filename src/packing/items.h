@@ -2,6 +2,7 @@
 // What packing moves as a unit: one sample, or all samples of an atomic group.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -31,6 +32,12 @@ struct Items {
     return std::span(samples).subspan(item.first, static_cast<std::size_t>(item.count));
   }
 };
+
+/// Tokens that the items of a cell may add up to, as the cap counts them. At least 1, since it divides: when it rounds
+/// down to 0 every item is oversized, and none is ever added to another.
+inline std::int64_t room_of_a_cell(const Instance& instance) {
+  return std::max<std::int64_t>(1, instance.usable_capacity());
+}
 
 /// The items of a window, or why some of them can never be packed: a sample or group over the cap, an atomic group
 /// larger than a cell may be, counts that no number of rows makes equal.

@@ -53,7 +53,7 @@ Reduced reduce(const Instance& instance, const Items& items, std::span<const std
     (item.without_routes ? without_routes : with_routes).push_back(index);
   }
   BinProblem& problem = reduced.problem;
-  problem.capacity = instance.usable_capacity();
+  problem.capacity = room_of_a_cell(instance);
   if (divisor > 0) problem.capacity = round_down(problem.capacity, divisor);
   if (instance.constraints.max_samples_per_cell > 0) problem.max_count = instance.constraints.max_samples_per_cell;
 

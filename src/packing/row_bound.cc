@@ -18,7 +18,7 @@ namespace {
 /// n − k − 1 samples are not shorter than the shortest of the window. Groups are taken apart here, which only lowers
 /// the bound; an oversized sample fills one cell.
 std::int64_t rows_for_equal_counts(const Instance& instance, const Items& items) {
-  const std::int64_t usable = instance.usable_capacity();
+  const std::int64_t usable = room_of_a_cell(instance);
   std::vector<std::int64_t> falling;
   falling.reserve(items.samples.size());
   for (const SampleId i : items.samples) falling.push_back(std::min(instance.aligned_length(i), usable));

@@ -208,7 +208,7 @@ def test_no_layout_at_all_is_exit_status_3(small):
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
     assert "12 samples" in result.stderr
-    assert "what would help: --dp 12 or fewer" in result.stderr
+    assert "what would help: 12 slots at most" in result.stderr
 
 
 @pytest.mark.parametrize("more, words", [

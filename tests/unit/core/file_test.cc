@@ -8,13 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "routepack/error.h"
 #include "support/refusal.h"
@@ -179,12 +179,48 @@ TEST(WriteAtomically, writes_into_a_pipe) {
   const TemporaryFolder folder;
   const auto pipe = folder / "pipe";
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
-  std::string received;
-  std::thread reader([&] { received = contents_of(pipe); });
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
   write_atomically(pipe, "through");
-  reader.join();
+  std::string received(16, '\0');
+  received.resize(static_cast<std::size_t>(std::max<ssize_t>(0, ::read(reader, received.data(), received.size()))));
+  ::close(reader);
   EXPECT_EQ(received, "through");
   EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+}
+
+TEST(WriteAtomically, does_not_wait_for_the_reader_of_a_pipe) {
+  const TemporaryFolder folder;
+  const auto pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(refusal<IoError>([&] { write_atomically(pipe, "nobody"); }), HasSubstr("cannot open for writing"));
+}
+
+TEST(WriteAtomically, follows_a_link_to_a_file_that_does_not_exist_yet) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("target", folder / "link");
+  write_atomically(folder / "link", "text");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(contents_of(folder / "target"), "text");
+}
+
+TEST(WriteAtomically, refuses_a_loop_of_links_and_a_name_that_is_too_long) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("b", folder / "a");
+  std::filesystem::create_symlink("a", folder / "b");
+  EXPECT_THROW(write_atomically(folder / "a", "text"), IoError);
+  EXPECT_THROW(write_atomically(folder / std::string(256, 'x'), "text"), IoError);
+}
+
+TEST(StagedFile, leaves_nothing_behind_unless_it_is_committed) {
+  const TemporaryFolder folder;
+  write_atomically(folder / "f", "old");
+  {
+    const StagedFile staged(folder / "f", "new");
+    EXPECT_EQ(contents_of(folder / "f"), "old");
+  }
+  EXPECT_EQ(contents_of(folder / "f"), "old");
+  EXPECT_THAT(folder.names(), ElementsAre("f"));
 }
 
 TEST(WriteAtomically, steps_over_temporaries_that_a_killed_process_left_behind) {

@@ -42,12 +42,15 @@ TEST(CostModel, refuses_negative_and_not_finite_numbers) {
   const double inf = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(said({{"a", 1.0, 1.0}, {"b", -1.0, 0.0}}, {1.0}),
-            "p.json: cost: stage[1].alpha: found -1, wanted a finite number, at least 0");
+            "p.json: cost: stage[1].alpha: found -1, wanted a finite number, at least 0 and at most 1e+100");
   EXPECT_EQ(said({{"a", 1.0, nan}}, {1.0}),
-            "p.json: cost: stage[0].beta: found nan, wanted a finite number, at least 0");
-  EXPECT_EQ(said({}, {1.0, inf}), "p.json: cost: expert[1]: found inf, wanted a finite number, at least 0");
+            "p.json: cost: stage[0].beta: found nan, wanted a finite number, at least 0 and at most 1e+100");
+  EXPECT_EQ(said({}, {1.0, inf}),
+            "p.json: cost: expert[1]: found inf, wanted a finite number, at least 0 and at most 1e+100");
+  EXPECT_EQ(said({}, {1.0, 1e101}),
+            "p.json: cost: expert[1]: found 1e+101, wanted a finite number, at least 0 and at most 1e+100");
   EXPECT_EQ(refusal<InvalidInput>([] { CostModel({}, -0.5); }),
-            "cost: expert: found -0.5, wanted a finite number, at least 0");
+            "cost: expert: found -0.5, wanted a finite number, at least 0 and at most 1e+100");
 }
 
 TEST(CostModel, refuses_an_empty_list_of_expert_weights) {

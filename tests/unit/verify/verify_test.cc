@@ -254,7 +254,8 @@ TEST_F(Verify, dummies_are_one_token_samples_that_only_equal_counts_may_add) {
   const auto after_change = [&](const Change& change) { return changed(window, plan_with_a_dummy(window), change); };
   EXPECT_THAT(after_change([](auto&) {}), IsEmpty());
   EXPECT_THAT(after_change([](auto& plan) { plan.constraints.add_dummies = false; }), ElementsAre("dummies"));
-  EXPECT_THAT(after_change([](auto& plan) { plan.constraints.equal_count = false; }), ElementsAre("dummies"));
+  EXPECT_THAT(after_change([](auto& plan) { plan.constraints.equal_count = false; }),
+              ElementsAre("constraint-values", "dummies"));
   EXPECT_THAT(after_change([](auto& plan) { plan.dummies = 0; }), ElementsAre("every-sample-once"));
   EXPECT_THAT(after_change([](auto& plan) { plan.score->total = 3.4; }), ElementsAre("score"));
   EXPECT_THAT(after_change([](auto& plan) {
