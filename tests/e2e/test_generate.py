@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from windowkit import EXECUTABLE, run, run_json
+from windowkit import COST, EXECUTABLE, run, run_json
 
 SMALL = ["generate", "--model", "gpt-oss-20b", "--prompts", "4", "--rollouts", "2"]
 
@@ -116,3 +116,17 @@ def test_an_interrupt_ends_the_work_and_leaves_no_file(tmp_path):
     assert process.returncode == 130
     assert len(message.splitlines()) == 1
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("lengths, cap", [("gsm8k", 8192), ("math", 8192), ("reasoning", 32768), ("agentic", 32768),
+                                          ("mixed", 32768)])  # fmt: skip
+def test_the_rows_of_generated_windows_are_certified(tmp_path, lengths, cap):
+    # Rows depend on lengths alone, and those do not depend on the model.
+    window, plan, cost = tmp_path / "w.safetensors", tmp_path / "plan.json", tmp_path / "cost.toml"
+    cost.write_text(COST)
+    run("generate", "--model", "mixtral-8x7b", "--lengths", lengths, "--seed", 1, "-o", window)
+    arguments = ["plan", window, "-o", plan, "--dp", 8, "--ep", 8, "--cap", cap, "--cost", cost]
+    report = run_json(*arguments)
+    assert report["rows"] == report["rows_lower_bound"]
+    assert report["rows_certified"]
+    run("verify", window, plan)

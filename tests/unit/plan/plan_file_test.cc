@@ -365,7 +365,8 @@ TEST(CheckRecord, refuses_what_scoring_cannot_use_and_names_the_file) {
   EXPECT_EQ(against("/layout/1", "[[1, 3]]"), "plan.json: layout[1]: found 1 cells, wanted 2, one per slot");
   EXPECT_EQ(against("/layout/1/0/0", "2"),
             "plan.json: layout[1][0][0]: sample 2 occurs twice (first in row 0, slot 1)");
-  EXPECT_EQ(against("/cost/expert", "-1"), "plan.json: cost: expert: found -1, wanted a finite number, at least 0 and at most 1e+100");
+  EXPECT_EQ(against("/cost/expert", "-1"),
+            "plan.json: cost: expert: found -1, wanted a finite number, at least 0 and at most 1e+100");
   EXPECT_THAT(against("/topology/ep", "3"), StartsWith("plan.json: "));
   EXPECT_THAT(against("/cost/expert", "[1, 1]"), StartsWith("plan.json: "));
 }

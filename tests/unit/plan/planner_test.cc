@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "routepack/plan.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <stop_token>
 #include <vector>
 
+#include "routepack/plan.h"
 #include "routepack/plan_file.h"
 #include "routepack/verify.h"
 #include "support/builders.h"
@@ -24,14 +23,18 @@ Topology shards(std::int32_t ranks, std::vector<std::vector<SlotId>> slots) {
   return Topology::from_shards(ranks, std::move(slots));
 }
 
-CostModel plain_cost() { return CostModel({{"full", 1.0, 1.0}}, 1.0); }
+CostModel plain_cost() {
+  return CostModel({{"full", 1.0, 1.0}}, 1.0);
+}
 
 const Plan& plan_of(const std::variant<Plan, Infeasible>& result) {
   if (const auto* why = std::get_if<Infeasible>(&result)) throw InternalError(why->reason);
   return std::get<Plan>(result);
 }
 
-std::vector<double> row_joints(const Plan& plan) { return plan.evaluation.joint; }
+std::vector<double> row_joints(const Plan& plan) {
+  return plan.evaluation.joint;
+}
 
 /// Notes the phases in the order they begin.
 struct PhaseNotes : Observer {
