@@ -100,7 +100,9 @@ class Companions {
     for (const std::uint32_t inside : chosen_) {
       if (inside == last) continue;
       last = inside;
-      for (std::size_t k = inside; k-- > 0 && kinds_.size[k] <= kinds_.size[inside] + slack;) {
+      for (std::size_t above = inside; above > 0; --above) {
+        const std::size_t k = above - 1;
+        if (kinds_.size[k] > kinds_.size[inside] + slack) break;
         ++steps_;
         if (left_[k] == 0 || kinds_.size[k] == kinds_.size[inside]) continue;
         const std::int64_t more = kinds_.count[k] - kinds_.count[inside];

@@ -8,6 +8,10 @@ import pytest
 import windowkit
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "memory: measures or limits memory, which a sanitizer multiplies")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def the_executable_is_there():
     assert os.access(windowkit.EXECUTABLE, os.X_OK), f"{windowkit.EXECUTABLE}: build it, or set ROUTEPACK_BIN"

@@ -63,6 +63,7 @@ def test_neither_file_appears_when_the_plan_has_no_valid_name(small):
     assert_refused(small, [*arguments, "--placement-out", small.out / "placement.json"], 2, "xxx")
 
 
+@pytest.mark.memory
 def test_little_memory_is_said_in_one_line(small):
     plan = small.make_plan()
     plan["layout"][0][0] = plan["layout"][0][0] * 400_000

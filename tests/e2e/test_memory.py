@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from windowkit import EXECUTABLE, REPOSITORY, run_json
 
 # A process starts with the peak of the one that started it, so a bare interpreter starts it and not the test runner.
@@ -24,6 +26,7 @@ def peak_bytes(*arguments):
     return int(result.stderr.splitlines()[-1])
 
 
+@pytest.mark.memory
 def test_inspect_of_a_large_window_stays_below_1_3_times_the_file(tmp_path):
     path = tmp_path / "big.safetensors"
     maker = REPOSITORY / "tests/support/make_big_window.py"
@@ -35,6 +38,7 @@ def test_inspect_of_a_large_window_stays_below_1_3_times_the_file(tmp_path):
     assert (report["samples"], report["layers"], report["experts"], report["top_k"]) == (8192, 23, 128, 8)
 
 
+@pytest.mark.memory
 def test_generate_streams_a_window_larger_than_its_memory(tmp_path):
     path = tmp_path / "window.safetensors"
     peak = peak_bytes(

@@ -74,7 +74,9 @@ double interpolate(std::span<const Knot> knots, double z) {
 }
 
 std::int32_t whole_tokens(double ln_tokens, double shortest, double longest) {
-  return static_cast<std::int32_t>(std::clamp(portable::exp(std::min(ln_tokens, 40.0)), shortest, longest) + 0.5);
+  // Not lround: libm stays out of what decides a window.
+  const double above_the_half = std::clamp(portable::exp(std::min(ln_tokens, 40.0)), shortest, longest) + 0.5;
+  return static_cast<std::int32_t>(above_the_half);
 }
 
 }  // namespace

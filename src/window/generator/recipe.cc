@@ -108,11 +108,11 @@ void Recipe::add_deviation(const Latent& latent, double sd, std::size_t layer, R
                            std::span<double> noise, std::span<const double> onto, std::span<double> result) const {
   const double shared = sd * std::sqrt(kSharedShare);
   const double own = sd * std::sqrt(1.0 - kSharedShare);
-  static const Latent sds = factor_sds();
+  static const Latent kSds = factor_sds();
   noise_stream.normals(noise);
   for (std::size_t e = 0; e < experts_; ++e) result[e] = onto[e] + own * noise[e];
   for (std::size_t k = 0; k < kFactors; ++k) {
-    const double weight = shared * sds[k] * latent[k];
+    const double weight = shared * kSds[k] * latent[k];
     const double* loading = loadings_.data() + (layer * kFactors + k) * experts_;
     for (std::size_t e = 0; e < experts_; ++e) result[e] += weight * loading[e];
   }
