@@ -95,16 +95,20 @@ TEST(Planner, puts_light_rows_at_both_ends_for_pipelines) {
   for (auto r = static_cast<std::size_t>(heaviest) + 1; r < joints.size(); ++r) EXPECT_LE(joints[r], joints[r - 1]);
 }
 
-// Four samples of 10, 10, 2 and 2 tokens on two one-slot shards, two rows: rows of equals wait for nobody.
-//   sync row:  {10 | 10}, {2 | 2}      sync step:  {10 | 2}, {2 | 10} serves as well; both shards get 12 tokens
-TEST(Planner, lets_equals_meet_when_shards_wait_in_every_row) {
+Window two_long_and_two_short() {
   testing::WindowSpec spec;
   spec.samples = 4;
   spec.layers = 1;
   spec.experts = 2;
   spec.lengths = {10, 2, 10, 2};
   spec.counts = {5, 5, 1, 1, 5, 5, 1, 1};
-  const Window window = make_window(std::move(spec));
+  return make_window(std::move(spec));
+}
+
+// Four samples of 10, 10, 2 and 2 tokens on two one-slot shards, two rows: rows of equals wait for nobody.
+//   sync row:  {10 | 10}, {2 | 2}      sync step:  {10 | 2}, {2 | 10} serves as well; both shards get 12 tokens
+TEST(Planner, lets_equals_meet_when_shards_wait_in_every_row) {
+  const Window window = two_long_and_two_short();
   const Instance instance(window, shards(2, {{SlotId(0)}, {SlotId(1)}}), plain_cost(), 10, {}, Sync::Row);
   const auto result = make_plan(instance, {});
   const auto& joint = plan_of(result).evaluation.joint;  // [R, G]
@@ -114,13 +118,7 @@ TEST(Planner, lets_equals_meet_when_shards_wait_in_every_row) {
 }
 
 TEST(Planner, gives_both_shards_the_same_work_when_they_meet_once) {
-  testing::WindowSpec spec;
-  spec.samples = 4;
-  spec.layers = 1;
-  spec.experts = 2;
-  spec.lengths = {10, 2, 10, 2};
-  spec.counts = {5, 5, 1, 1, 5, 5, 1, 1};
-  const Window window = make_window(std::move(spec));
+  const Window window = two_long_and_two_short();
   const Instance instance(window, shards(2, {{SlotId(0)}, {SlotId(1)}}), plain_cost(), 10);
   const auto result = make_plan(instance, {});
   const Score& score = plan_of(result).evaluation.score;
