@@ -106,6 +106,8 @@ Json planned_json(const Planned& planned) {
             {"score", score_json(planned.plan.evaluation.score)}};
   Json metrics = Json::object();
   for (const auto& [name, value] : record.metrics) metrics[name] = value;
+  metrics["expert_peak_sum"] = planned.plan.evaluation.expert_peak_sum;  // counts, not doubles
+  metrics["tail_peak"] = planned.plan.evaluation.tail_peak;
   json["metrics"] = metrics;
   json["bound"] = {{"max_shard", planned.plan.bounds.any_placement},
                    {"gap", record.gap ? Json(*record.gap) : Json()},  // null: infinite
@@ -219,15 +221,15 @@ void refuse_clashes(const PlanArguments& args) {
     std::error_code ignored;
     return fs::equivalent(a, b, ignored) || fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
   };
+  const std::size_t inputs = taken.size();
   for (const fs::path& output : outputs) {
     // A device may be written twice; a file may not.
     std::error_code ignored;
     if (fs::exists(output, ignored) && fs::is_other(output, ignored)) continue;
-    for (const fs::path& other : taken) {
-      if (same(output, other)) {
-        throw UsageError(
-            fmt::format("{}: found as an output and as {}, wanted a file of its own", output.string(), other.string()));
-      }
+    for (std::size_t k = 0; k < taken.size(); ++k) {
+      if (!same(output, taken[k])) continue;
+      throw UsageError(fmt::format("{}: found as an output and as {} {}, wanted a file of its own", output.string(),
+                                   k < inputs ? "the input" : "another output,", taken[k].string()));
     }
     taken.push_back(output);
   }

@@ -19,18 +19,23 @@ std::optional<Infeasible> sample_over_rank_limit(const Instance& instance, const
   if (limit == 0) return std::nullopt;
   const auto ranks = static_cast<std::size_t>(placement.ranks());
   std::vector<std::int64_t> loads(static_cast<std::size_t>(placement.layers()) * ranks);
+  const Item* hottest = nullptr;
+  std::int64_t most = limit;
+  std::size_t where = 0;
   for (const Item& item : items.items) {
     std::ranges::fill(loads, 0);
     for (const SampleId i : items.samples_of(item)) add_rank_loads(instance.window, placement, i, loads);
     const auto worst = std::ranges::max_element(loads);
-    if (*worst <= limit) continue;
-    const auto at = static_cast<std::size_t>(worst - loads.begin());
-    return Infeasible{fmt::format("max_rank_tokens {}: sample {}{} alone puts {} routed tokens on rank {} at layer {}",
-                                  limit, items.samples_of(item).front().value(),
-                                  item.count > 1 ? " and its atomic group" : "", *worst, at % ranks, at / ranks),
-                      fmt::format("--max-rank-tokens {}", *worst)};
+    if (*worst <= most) continue;
+    hottest = &item;
+    most = *worst;
+    where = static_cast<std::size_t>(worst - loads.begin());
   }
-  return std::nullopt;
+  if (hottest == nullptr) return std::nullopt;
+  return Infeasible{fmt::format("max_rank_tokens {}: sample {}{} alone puts {} routed tokens on rank {} at layer {}",
+                                limit, items.samples_of(*hottest).front().value(),
+                                hottest->count > 1 ? " and its atomic group" : "", most, where % ranks, where / ranks),
+                    fmt::format("--max-rank-tokens {} or more", most)};
 }
 
 std::variant<Layout, Infeasible> fill_with_as_few_rows_as_possible(const Instance& instance, const Placement& placement,

@@ -15,7 +15,7 @@
 
 namespace routepack {
 
-/// A unit that exceeds max_rank_tokens all by itself, whatever shares its row.
+/// The unit that exceeds max_rank_tokens most all by itself, whatever shares its row.
 std::optional<Infeasible> sample_over_rank_limit(const Instance& instance, const Placement& placement,
                                                  const Items& items);
 
