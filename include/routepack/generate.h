@@ -88,6 +88,7 @@ using GenerateProgress = std::function<void(std::int64_t samples_done, std::int6
 struct GeneratedWindow {
   std::int64_t samples = 0, layers = 0, experts = 0, top_k = 0;
   std::int64_t tokens = 0;
+  std::string domain;  ///< «maths (calibrated)»: the routing that was imitated, and whether a recording backs it
   std::string fingerprint;
 };
 

@@ -113,15 +113,15 @@ void show_progress(const std::string& file, std::int64_t done, std::int64_t samp
 }
 
 Json generated_json(const fs::path& path, const GeneratedWindow& made) {
-  return {{"window", path.string()},        {"samples", made.samples}, {"layers", made.layers},
-          {"experts", made.experts},        {"top_k", made.top_k},     {"tokens", made.tokens},
-          {"fingerprint", made.fingerprint}};
+  return {
+      {"window", path.string()}, {"samples", made.samples}, {"layers", made.layers}, {"experts", made.experts},
+      {"top_k", made.top_k},     {"tokens", made.tokens},   {"domain", made.domain}, {"fingerprint", made.fingerprint}};
 }
 
 std::string generated_text(const fs::path& path, const GeneratedWindow& made) {
-  return fmt::format("{}: {} samples, {} tokens, {} MoE layers of {} experts, top {}\n  {}\n", path.string(),
-                     with_commas(made.samples), with_commas(made.tokens), made.layers, made.experts, made.top_k,
-                     made.fingerprint);
+  return fmt::format("{}: {} samples, {} tokens, {} MoE layers of {} experts, top {}\n  domain {}\n  {}\n",
+                     path.string(), with_commas(made.samples), with_commas(made.tokens), made.layers, made.experts,
+                     made.top_k, made.domain, made.fingerprint);
 }
 
 int print_models(bool json) {

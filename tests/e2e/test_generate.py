@@ -43,6 +43,7 @@ def test_a_window_is_complete_and_says_what_it_is(tmp_path):
     assert (tensors["counts"].max(axis=(1, 2)) <= tensors["lengths"]).all()
     assert made["tokens"] == tensors["lengths"].sum()
     assert made["fingerprint"] == run_json("inspect", path)["fingerprint"]
+    assert made["domain"] == metadata["domain"]
 
 
 def test_the_same_arguments_give_the_same_bytes_with_any_number_of_threads(tmp_path):

@@ -102,17 +102,20 @@ class Generation {
                         .layer_numbers = std::vector<std::int64_t>(recipe_.layers()),
                         .metadata = {}};
     std::iota(arrays.layer_numbers.begin(), arrays.layer_numbers.end(), preset_.layers - preset_.moe_layers);
-    arrays.metadata = {
-        {"note", "synthetic"},
-        {"recipe", fmt::format("routepack.generate/{}", kRecipeVersion)},
-        {"domain", fmt::format("{} ({})", domain_.name, domain_.calibrated ? "calibrated" : "uncalibrated")},
-        {"length_profile", std::string(name_of(params_.lengths))},
-        {"prompt_tokens", params_.answers_only ? "left out" : "included"},
-        {"prompts", std::to_string(params_.prompts)},
-        {"rollouts", std::to_string(params_.rollouts)},
-        {"step", std::to_string(params_.step)},
-        {"seed", std::to_string(params_.seed)}};
+    arrays.metadata = {{"note", "synthetic"},
+                       {"recipe", fmt::format("routepack.generate/{}", kRecipeVersion)},
+                       {"domain", domain()},
+                       {"length_profile", std::string(name_of(params_.lengths))},
+                       {"prompt_tokens", params_.answers_only ? "left out" : "included"},
+                       {"prompts", std::to_string(params_.prompts)},
+                       {"rollouts", std::to_string(params_.rollouts)},
+                       {"step", std::to_string(params_.step)},
+                       {"seed", std::to_string(params_.seed)}};
     return arrays;
+  }
+
+  [[nodiscard]] std::string domain() const {
+    return fmt::format("{} ({})", domain_.name, domain_.calibrated ? "calibrated" : "uncalibrated");
   }
 
   /// Calls `sink` with the counts of some groups at a time, in order.
@@ -185,6 +188,7 @@ GeneratedWindow generate_window(const GenerateParams& params, const std::filesys
           .experts = arrays.experts,
           .top_k = arrays.top_k,
           .tokens = std::accumulate(arrays.lengths.begin(), arrays.lengths.end(), std::int64_t{0}),
+          .domain = generation.domain(),
           .fingerprint = fingerprint.digest()};
 }
 
