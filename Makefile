@@ -30,7 +30,7 @@ build:  ## build/release/bin/routepack: the library and the command line, no tes
 	@[[ -f $(BUILD)/build.ninja ]] || cmake --preset release -DROUTEPACK_TESTS=OFF --log-level=WARNING
 	@cmake --build $(BUILD) --parallel $(JOBS) --target routepack_cli
 
-test: cross  ## everything that must pass: test-core and the cross-tests against packages from PyPI
+test: cross  ## everything that must pass: test-core, and what needs PyPI: the Python package and cross-tests
 
 test-core:  ## C++ and end-to-end tests; Debian packages only
 	@scripts/setup.sh core test
@@ -39,9 +39,8 @@ test-core:  ## C++ and end-to-end tests; Debian packages only
 	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS) --no-tests=error
 	@ROUTEPACK_BIN=$(ROUTEPACK) $(PYTEST) tests/e2e
 
-python:  ## .venv with the Python test tools (the Python package itself is not part of this version)
-	@scripts/venv.sh
-	@echo "python: the Python package itself is not part of this version; .venv/bin/python has the test tools"
+python:  ## .venv with the Python package, built from here, and the Python test tools
+	@scripts/python_package.sh
 
 cross: test-core
 	@scripts/cross_tests.sh

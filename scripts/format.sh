@@ -5,4 +5,4 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 mode=(-i)
 [[ ${1:-} == --check ]] && mode=(--dry-run -Werror)
-find include src tests benchmarks \( -name '*.cc' -o -name '*.h' \) -print0 | xargs -0 -r clang-format-19 "${mode[@]}"
+find include src tests benchmarks python/bindings \( -name '*.cc' -o -name '*.h' \) -print0 | xargs -0 -r clang-format-19 "${mode[@]}"

@@ -5,10 +5,10 @@
 set -euo pipefail
 
 declare -A packages=(
-  [core]="g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libfmt-dev libxxhash-dev librandom123-dev"
+  [core]="g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libfmt-dev libxxhash-dev librandom123-dev libhwy-dev"
   [test]="libgtest-dev libgmock-dev librapidcheck-dev python3 python3-numpy python3-pytest"
   [check]="clang-19 libclang-rt-19-dev clang-format-19 clang-tidy-19 libbenchmark-dev"
-  [python]="python3 python3-venv"
+  [python]="python3 python3-dev python3-venv"
 )
 
 die() {

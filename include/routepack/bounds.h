@@ -18,14 +18,19 @@ struct LayerBound {
   std::int64_t any_placement = 0;  ///< the least peak that some placement might reach
   /// The hottest expert plus the H − 1 coldest exceed the rank mean: only copies of experts could help.
   bool replication_needed = false;
+  /// Copies of hot experts, beside the experts themselves, without which no rank can get down to the mean: an expert
+  /// of load x beside the H − 1 coldest needs ⌈x / (mean − coldest)⌉ of itself.
+  std::int64_t copies_needed = 0;
 };
 
 struct Bounds {
   double fixed_placement = 0.0;  ///< over every packing under the given placement
   double any_placement = 0.0;    ///< over every packing and every placement
+  double balanced = 0.0;  ///< the same if every rank could get the mean: any_placement less what hot experts cost
   std::vector<LayerBound> layers;
 
   [[nodiscard]] std::int32_t layers_that_need_replication() const;
+  [[nodiscard]] std::int64_t copies_needed() const;  ///< over all layers
 };
 
 /// The expert side of the bounds, layer by layer. `demand` is [L, E] as from aggregate_demand. O(L·E log E).

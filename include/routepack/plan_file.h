@@ -59,6 +59,8 @@ struct PlanRecord {
   // Only written, never needed to read a plan.
   std::vector<std::pair<std::string, double>> timings_ms;
   std::optional<PlanParams> params;
+  std::optional<SearchReport> search;
+  std::optional<PlacementReport> placing;
 };
 
 /// Everything a plan file says about `plan`.

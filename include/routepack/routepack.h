@@ -13,6 +13,7 @@
 #include "routepack/placement.h"  // IWYU pragma: export
 #include "routepack/plan.h"       // IWYU pragma: export
 #include "routepack/plan_file.h"  // IWYU pragma: export
+#include "routepack/replay.h"     // IWYU pragma: export
 #include "routepack/score.h"      // IWYU pragma: export
 #include "routepack/topology.h"   // IWYU pragma: export
 #include "routepack/verify.h"     // IWYU pragma: export

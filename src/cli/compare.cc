@@ -77,7 +77,7 @@ std::vector<std::string> known_placements(const CompareArguments& args) {
   std::vector<std::string> known = {"identity"};
   if (!args.setup.current.empty()) known.emplace_back("current");
   if (args.steps) known.emplace_back("keep");
-  known.emplace_back("lpt");
+  known.insert(known.end(), {"lpt", "sticky", "joint"});
   return known;
 }
 
@@ -89,6 +89,9 @@ Combination baseline_of(const CompareArguments& args) {
   const Combination baseline{.placement = parts.size() == 2 ? parts.front() : "identity", .strategy = parts.back()};
   require_known("--baseline", baseline.placement, known_placements(args));
   require_known("--baseline", baseline.strategy, strategy_names());
+  if (baseline.placement == "joint" && baseline.strategy != kOurs) {
+    throw UsageError(fmt::format("--baseline: joint/{}: only {} places experts jointly", baseline.strategy, kOurs));
+  }
   return baseline;
 }
 
@@ -100,7 +103,10 @@ ComparisonPlan comparison_plan(const CompareArguments& args) {
   ComparisonPlan plan{.combinations = {}, .baseline = baseline_of(args), .steps = args.steps};
   const auto is_placed = [&](const Combination& what) { return what.placement == plan.baseline.placement; };
   for (const std::string& placement : placements) {
-    for (const std::string& strategy : strategies) plan.combinations.push_back({placement, strategy});
+    for (const std::string& strategy : strategies) {
+      // Only our planner lets experts and rows suit each other.
+      if (placement != "joint" || strategy == kOurs) plan.combinations.push_back({placement, strategy});
+    }
   }
   if (std::ranges::find(plan.combinations, plan.baseline) == plan.combinations.end()) {
     plan.combinations.insert(std::ranges::find_if(plan.combinations, is_placed), plan.baseline);
@@ -154,7 +160,8 @@ void add_compare(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("compare", "Today's packers and ours on the same windows");
   command->add_option("WINDOW", args->windows, "window files (safetensors); several: one table each, and means");
   command->add_option("--placements", args->placements,
-                      "comma-separated: identity, current (with --current), keep (with --steps), lpt (default: all)");
+                      "comma-separated: identity, current (with --current), keep (with --steps), lpt, sticky, joint "
+                      "(ours only; default: all)");
   command->add_option("--strategies", args->strategies, "comma-separated packers, see --list (default: all)");
   command->add_option("--baseline", args->baseline,
                       "PLACEMENT/STRATEGY that percentages refer to (default: identity/dp-local-ffd)");

@@ -15,6 +15,7 @@
 #include "cli/command.h"
 #include "cli/process.h"
 #include "packing/peers/peers.h"
+#include "plan/placing.h"
 #include "routepack/bounds.h"
 #include "routepack/plan.h"
 #include "routepack/plan_file.h"
@@ -53,6 +54,9 @@ class PlanningTime : public Observer {
   void phase_begins(Phase phase) override {
     if (interrupted()) stop_.request_stop();
     if (phase == Phase::Check) ms_ = ms_since(start_);
+  }
+  void level_ends(const SearchProgress& /*progress*/) override {
+    if (interrupted()) stop_.request_stop();
   }
   [[nodiscard]] std::stop_token token() const { return stop_.get_token(); }
   [[nodiscard]] double ms() const { return ms_; }
@@ -104,21 +108,42 @@ std::vector<std::string> broken_rules(const Instance& instance, const Placement&
 struct Placed {
   Placement before;
   Placement now;
-  bool made_afresh = false;  ///< by LPT from this window's demand
-  bool by_planner = false;   ///< our planner does the same itself
+  bool made_afresh = false;                      ///< by LPT from this window's demand
+  std::optional<PlacementMode> by_planner = {};  ///< how our planner does the same itself
   double ms = 0.0;
 };
 
+/// As asked, but free of the frugality that `plan` has by default: under lpt experts move freely too.
+PlanParams sticky_params(PlanParams params) {
+  params.placement = PlacementMode::Sticky;
+  if (params.moves.empty()) params.moves = "free";
+  return params;
+}
+
 /// `before` is where the same placement left the experts in the step before; null in the first.
-Placed place(const std::string& name, const Placement* before, const Placement& start,
-             std::span<const std::int64_t> demand) {
+Placed place(const std::string& name, const Placement* before, const Placement& start, const Instance& instance,
+             std::span<const std::int64_t> demand, double bound, const PlanParams& params) {
   const auto begin = Clock::now();
   const Placement& from = before != nullptr ? *before : start;
   if (name == "lpt" || (name == "keep" && before == nullptr)) {
     Placement now = place_lpt(demand, from);
-    return {
-        .before = from, .now = std::move(now), .made_afresh = true, .by_planner = name == "lpt", .ms = ms_since(begin)};
+    return {.before = from,
+            .now = std::move(now),
+            .made_afresh = true,
+            .by_planner = name == "lpt" ? std::optional(PlacementMode::Lpt) : std::nullopt,
+            .ms = ms_since(begin)};
   }
+  if (name == "sticky") {
+    const PlanParams wanted = sticky_params(params);
+    Placing placing(instance, from, demand, bound, wanted);
+    placing.place();
+    return {.before = from,
+            .now = placing.placement(),
+            .made_afresh = true,
+            .by_planner = PlacementMode::Sticky,
+            .ms = ms_since(begin)};
+  }
+  if (name == "joint") return {.before = from, .now = from, .by_planner = PlacementMode::Joint};
   if (name == "identity")
     return {.before = from, .now = Placement::identity(from.layers(), from.experts(), from.ranks())};
   return {.before = from, .now = name == "current" ? start : from};
@@ -158,10 +183,12 @@ void fill_from_peer(Entry& entry, PackedByPeer& packed, const Instance& instance
 
 /// Our planner: the experts stay, or are placed by LPT as part of planning. Returns the rows it proved necessary.
 std::optional<std::int64_t> fill_from_planner(Entry& entry, const Instance& instance, PlanParams params,
-                                              const Placed& placed) {
-  params.placement = placed.by_planner ? PlacementMode::Lpt : PlacementMode::Keep;
+                                              Placed& placed) {
+  params.placement = placed.by_planner.value_or(PlacementMode::Keep);
+  if (params.placement == PlacementMode::Sticky) params = sticky_params(std::move(params));
   PlanningTime time;
   auto result = make_plan(instance, params, placed.by_planner ? &placed.before : &placed.now, {&time, time.token()});
+  if (interrupted()) throw Cancelled("interrupted before the comparison was complete");
   entry.planning_ms = time.ms() + (placed.by_planner ? 0.0 : placed.ms);
   if (const auto* why = std::get_if<Infeasible>(&result)) {
     entry.reason = why->reason;
@@ -181,6 +208,7 @@ std::optional<std::int64_t> fill_from_planner(Entry& entry, const Instance& inst
     }
   }
   entry.broken_rules = broken_rules(instance, plan.placement, plan.layout, plan.dummies, entry.what.name());
+  placed.now = plan.placement;
   return plan.rows.lower_bound;
 }
 
@@ -251,7 +279,8 @@ WindowComparison Comparer::measure(const std::filesystem::path& path) {
       const auto known = in_effect_.find(what.placement);
       const Placement* before = known == in_effect_.end() ? nullptr : &known->second;
       if (before != nullptr) require_fits(*before, instance, "the window before");
-      placed = place(what.placement, before, start_ ? *start_ : identity, demand);
+      placed =
+          place(what.placement, before, start_ ? *start_ : identity, instance, demand, comparison.bound, setup_.params);
       if (placed->made_afresh) placed->ms += demand_ms;
       comparison.placements.push_back({.name = what.placement,
                                        .moves = count_moves(placed->before, placed->now),
@@ -263,6 +292,13 @@ WindowComparison Comparer::measure(const std::filesystem::path& path) {
     entry.what = what;
     if (what.strategy == kOurs) {
       const auto bound = fill_from_planner(entry, instance, setup_.params, *placed);
+      if (what.placement == "joint") {
+        PlacementUse& use = comparison.placements.back();
+        use.moves = count_moves(placed->before, placed->now);
+        use.ms = entry.planning_ms;
+        use.cv = rank_demand_cv(rank_demand(demand, placed->now), placed->now.ranks());
+        if (plan_.steps) in_effect_.insert_or_assign(what.placement, placed->now);
+      }
       if (bound) comparison.rows_lower_bound = std::max(comparison.rows_lower_bound.value_or(0), *bound);
       continue;
     }

@@ -78,7 +78,8 @@ std::optional<double> change_of(const Entry& baseline, const Entry& entry,
                                 const std::function<double(const Evaluation&)>& figure);
 
 /// Measures windows one after the other. Placements: `identity`; `current`, where the setup's file says that experts
-/// are; `lpt`, placed afresh for the window; `keep`, what `lpt` gave for the first window.
+/// are; `lpt`, placed afresh for the window; `keep`, what `lpt` gave for the first window; `sticky`, few swaps from
+/// where the window before left them; `joint`, with our planner only, swaps that suit the rows too.
 class Comparer {
  public:
   Comparer(const PlanSetup& setup, ComparisonPlan plan);

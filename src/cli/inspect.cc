@@ -93,6 +93,7 @@ struct PlacementOutlook {
   double lpt = 1.0;
   double best = 1.0;  ///< upper limit over all placements
   std::int32_t replication_layers = 0;
+  std::int64_t copies = 0;  ///< of hot experts, that would lift the limit
 };
 
 PlacementOutlook outlook(const Window& window, std::span<const std::int64_t> demand, std::int32_t ranks) {
@@ -109,7 +110,9 @@ PlacementOutlook outlook(const Window& window, std::span<const std::int64_t> dem
           .lpt = efficiency(layer_bounds(demand, place_lpt(demand, identity)), &LayerBound::placed_peak),
           .best = efficiency(at_identity, &LayerBound::any_placement),
           .replication_layers =
-              static_cast<std::int32_t>(std::ranges::count_if(at_identity, &LayerBound::replication_needed))};
+              static_cast<std::int32_t>(std::ranges::count_if(at_identity, &LayerBound::replication_needed)),
+          .copies = std::accumulate(at_identity.begin(), at_identity.end(), std::int64_t{0},
+                                    [](std::int64_t sum, const LayerBound& l) { return sum + l.copies_needed; })};
 }
 
 /// EP sizes worth a look: powers of two that divide E, up to 64.
@@ -144,7 +147,8 @@ int run_inspect(const InspectArguments& args) {
                     {"efficiency_identity", o.identity},
                     {"efficiency_lpt", o.lpt},
                     {"efficiency_limit", o.best},
-                    {"replication_needed_layers", o.replication_layers}});
+                    {"replication_needed_layers", o.replication_layers},
+                    {"copies_needed", o.copies}});
     }
     Json json{{"samples", window.samples()},
               {"layers", window.layers()},
@@ -183,13 +187,19 @@ int run_inspect(const InspectArguments& args) {
   fmt::print("  expert load per layer: cv {:.2f} ({:.2f} to {:.2f}), hottest expert {:.1f} times the mean\n\n",
              skew.cv_mean, skew.cv_min, skew.cv_max, skew.hottest_mean);
   Table table;
-  table.row({"EP ranks", "identity", "LPT", "at best", "layers that need copies"});
+  table.row({"EP ranks", "identity", "LPT", "at best", "layers that need copies", "copies"});
   for (const auto& o : outlooks) {
     table.row({std::to_string(o.ranks), fixed(o.identity, 4), fixed(o.lpt, 4), fixed(o.best, 4),
-               std::to_string(o.replication_layers)});
+               std::to_string(o.replication_layers), with_commas(o.copies)});
   }
   fmt::print("expert-parallel efficiency over the whole window that no packing exceeds, by placement:\n{}",
              table.text());
+  if (std::ranges::any_of(outlooks, [](const PlacementOutlook& o) { return o.replication_layers > 0; })) {
+    fmt::print(
+        "where layers need copies, an expert alone exceeds a rank's fair share there: what «at best» lacks to 1 is "
+        "lost "
+        "on the expert\nside whatever the placement, until so many copies of hot experts exist\n");
+  }
   return kFine;
 }
 

@@ -29,6 +29,22 @@ std::int64_t parse_integer(const std::string& name, const std::string& text, std
   return value;
 }
 
+double parse_number(const std::string& name, const std::string& text, double min, double max) {
+  double value = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || !(value >= min && value <= max)) {
+    throw UsageError(fmt::format("--{}: found \"{}\", wanted a number from {} to {}", name, text, min, max));
+  }
+  return value;
+}
+
+/// TOML tells floats from integers by the point or exponent.
+std::string toml_number(double value) {
+  std::string digits = fmt::format("{}", value);
+  if (digits.find_first_of(".e") == std::string::npos) digits += ".0";
+  return digits;
+}
+
 template <class Enum>
 Enum parse_choice(const std::string& name, const std::string& text) {
   std::string names;
@@ -68,14 +84,47 @@ std::string toml_string(const std::string& text) {
     }
   }
   return result;
-}  // a JSON string is a TOML basic string
+}
 
 /// Options of the documentation that this version does not have yet.
-constexpr std::pair<const char*, bool> kNotBuilt[] = {
-    {"model", true},          {"model-config", true}, {"sticky-eps", true},    {"moves", true},
-    {"ranks-per-node", true}, {"two-batches", false}, {"one-placement", false}};
+constexpr std::pair<const char*, bool> kNotBuilt[] = {{"model-config", true}};
 
 }  // namespace
+
+/// Visitors over the table [search] of a parameter file.
+struct SearchNames {
+  std::vector<std::string> all;
+  void integer(const char* field, std::int64_t, std::int64_t, std::int64_t, const char*) { add(field); }
+  void number(const char* field, double, double, double, const char*) { add(field); }
+  void flag(const char* field, bool, const char*) { add(field); }
+  void add(const char* field) { all.push_back(with_dashes(field)); }
+};
+struct ReadSearch {
+  const TomlTable& table;
+  void integer(const char* field, std::int64_t& value, std::int64_t min, std::int64_t max, const char*) const {
+    value = table.integer(with_dashes(field), min, max).value_or(value);
+  }
+  void number(const char* field, double& value, double min, double max, const char*) const {
+    const auto read = table.number(with_dashes(field), min);
+    if (read && *read > max) table.fail(with_dashes(field), fmt::format("found {}, wanted at most {}", *read, max));
+    value = read.value_or(value);
+  }
+  void flag(const char* field, bool& value, const char*) const {
+    value = table.boolean(with_dashes(field)).value_or(value);
+  }
+};
+struct WriteSearch {
+  std::string& text;
+  void integer(const char* field, std::int64_t value, std::int64_t, std::int64_t, const char*) const {
+    text += fmt::format("{} = {}\n", with_dashes(field), value);
+  }
+  void number(const char* field, double value, double, double, const char*) const {
+    text += fmt::format("{} = {}\n", with_dashes(field), toml_number(value));
+  }
+  void flag(const char* field, bool value, const char*) const {
+    text += fmt::format("{} = {}\n", with_dashes(field), value);
+  }
+};
 
 /// Visitor over the describe() lists that fills the option table.
 struct CollectOptions {
@@ -126,6 +175,33 @@ struct CollectOptions {
     option.write = [&value] { return toml_string(std::string(name_of(value))); };
   }
 
+  void number(const char* field, double& value, double min, double max, const char* help) {
+    auto& option = add(field, help, fmt::format("X={}", value));
+    option.set = [&value, name = option.name, min, max](const std::string& text) {
+      value = parse_number(name, text, min, max);
+    };
+    option.read = [&value, name = option.name, min, max](const TomlTable& table) {
+      const auto read = table.number(name, min);
+      if (read && *read > max) table.fail(name, fmt::format("found {}, wanted at most {}", *read, max));
+      value = read.value_or(value);
+    };
+    option.write = [&value] { return toml_number(value); };
+  }
+
+  /// Values with spaces between; the option may be given several times.
+  void texts(const char* field, std::string& value, const char* help) {
+    auto& option = add(field, help, "VALUE...");
+    option.on_command_line->multi_option_policy(CLI::MultiOptionPolicy::Join)
+        ->join(' ')
+        ->expected(1, -1)
+        ->allow_extra_args(false);
+    option.set = [&value](const std::string& given) { value = given; };
+    option.read = [&value, name = option.name](const TomlTable& table) {
+      if (const auto read = table.string(name)) value = *read;
+    };
+    option.write = [&value] { return value.empty() ? std::string() : toml_string(value); };
+  }
+
   void text(const char* field, std::string& value, const char* help) {
     auto& option = add(field, help, "TEXT");
     option.set = [&value](const std::string& given) { value = given; };
@@ -150,7 +226,7 @@ struct CollectOptions {
   }
 };
 
-PlanOptions::PlanOptions(CLI::App& command, PlanSetup& setup) {
+PlanOptions::PlanOptions(CLI::App& command, PlanSetup& setup) : params_(setup.params) {
   describe(setup, CollectOptions{command, options_, ""});
   for (const auto& [name, takes_value] : kNotBuilt) {
     const auto refuse = [option_name = name](const auto&) -> bool {
@@ -173,7 +249,13 @@ void PlanOptions::apply_file(const std::filesystem::path& path) {
     if (table.has(name)) table.fail(name, "not built yet");
   }
   table.refuse_unknown_keys(known);
-  if (const auto search = table.table("search")) search->refuse_unknown_keys({});
+  if (auto search = table.table("search")) {
+    SearchNames names;
+    const SearchParams any;
+    describe(any, names);
+    search->refuse_unknown_keys(std::vector<std::string_view>(names.all.begin(), names.all.end()));
+    search_table_ = std::move(search);
+  }
   for (const auto& option : options_) option->read(table);
 }
 
@@ -181,6 +263,8 @@ void PlanOptions::apply_command_line() {
   for (const auto& option : options_) {
     if (option->on_command_line->count() > 0) option->set(option->given);
   }
+  // The effort says what the table starts from, so it must be known first.
+  if (search_table_) describe(params_.search.emplace(search_of(params_.effort)), ReadSearch{*search_table_});
 }
 
 std::string PlanOptions::to_toml() const {
@@ -189,6 +273,9 @@ std::string PlanOptions::to_toml() const {
     if (const std::string value = option->write(); !value.empty())
       text += fmt::format("{} = {}\n", option->name, value);
   }
+  text += "\n[search]\n";
+  const SearchParams search = params_.effective_search();
+  describe(search, WriteSearch{text});
   return text;
 }
 

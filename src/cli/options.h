@@ -83,6 +83,8 @@ class PlanOptions {
   };
   friend struct CollectOptions;
 
+  PlanParams& params_;
+  std::optional<TomlTable> search_table_;
   std::vector<std::unique_ptr<Option>> options_;
 };
 

@@ -8,9 +8,12 @@
 #include <chrono>
 #include <filesystem>
 #include <iterator>
+#include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stop_token>
+#include <thread>
 #include <utility>
 
 #include "cli/command.h"
@@ -30,6 +33,7 @@ struct PlanArguments {
   std::string output;
   std::string placement_out;
   std::string params_file;
+  bool one_placement = false;
   bool dump_params = false;
   bool cost_template = false;
   bool json = false;
@@ -39,11 +43,19 @@ struct PlanArguments {
 /// Measures phases, shows them on a terminal, and passes Ctrl-C on.
 class Stopwatch : public Observer {
  public:
-  Stopwatch() : shows_progress_(::isatty(STDERR_FILENO) == 1) { begin("load"); }
+  Stopwatch()
+      : shows_progress_(::isatty(STDERR_FILENO) == 1), watch_([this](const std::stop_token& over) { watch(over); }) {
+    begin("load");
+  }
 
-  void phase_begins(Phase phase) override {
-    if (interrupted()) stop_.request_stop();
-    begin(std::string(kPhaseNames[static_cast<std::size_t>(phase)]));
+  void phase_begins(Phase phase) override { begin(std::string(kPhaseNames[static_cast<std::size_t>(phase)])); }
+  void level_ends(const SearchProgress& at) override {
+    if (!shows_progress_) return;
+    fmt::print(stderr,
+               "\r\x1b[Kplanning: level {} of {}, T {:.1e}, accepted {:.1f} %, best {:.2f}, gap {:.2f} %, {} proposals",
+               at.level, at.levels, at.temperature, 100.0 * at.acceptance, at.best, 100.0 * at.gap,
+               with_commas(at.proposals));
+    std::fflush(stderr);
   }
   [[nodiscard]] std::stop_token token() const { return stop_.get_token(); }
 
@@ -70,10 +82,22 @@ class Stopwatch : public Observer {
     phases_.back().second += std::chrono::duration<double, std::milli>(Clock::now() - started_).count();
   }
 
+  /// Passes Ctrl-C on within a blink, whatever the planner is doing.
+  void watch(const std::stop_token& over) {
+    while (!over.stop_requested()) {
+      if (interrupted()) {
+        stop_.request_stop();
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+
   bool shows_progress_;
   std::stop_source stop_;
   std::vector<std::pair<std::string, double>> phases_;
   Clock::time_point started_;
+  std::jthread watch_;  // last: it uses the others
 };
 
 /// What happens without RoutePack: experts stay, samples go by length alone.
@@ -90,6 +114,7 @@ std::optional<Baseline> baseline(const Instance& instance, const Placement& curr
 
 /// One planned window with all that is reported about it.
 struct Planned {
+  const Instance* instance;
   fs::path window_path;
   fs::path plan_path;
   PlanRecord record;
@@ -116,12 +141,21 @@ Json planned_json(const Planned& planned) {
                    {"fraction", planned.plan.moves.fraction},
                    {"local", planned.plan.moves.local}};
   if (record.moves && record.moves->bytes) json["moves"]["bytes"] = *record.moves->bytes;
+  json["placing"] = {{"sticky_swaps", planned.plan.placing.sticky_swaps},
+                     {"swaps_needed", planned.plan.placing.swaps_needed},
+                     {"row_aware_swaps", planned.plan.placing.row_aware_swaps}};
   json["rows"] = planned.plan.rows.rows;
   json["rows_lower_bound"] = planned.plan.rows.lower_bound;
   json["rows_certified"] = planned.plan.rows.certified();
   if (planned.plan.dummies > 0) json["dummies"] = planned.plan.dummies;
   json["complete"] = planned.plan.complete;
+  const SearchReport& search = planned.plan.search;
+  json["search"] = {{"ending", name_of(search.ending)},    {"seed", search.seed},     {"seeds", search.seeds},
+                    {"failed_seeds", search.failed_seeds}, {"levels", search.levels}, {"proposals", search.proposals},
+                    {"accepted", search.accepted}};
   json["replication_needed_layers"] = planned.plan.bounds.layers_that_need_replication();
+  json["copies_needed"] = planned.plan.bounds.copies_needed();
+  json["bound"]["balanced"] = planned.plan.bounds.balanced;
   Json timings = Json::object();
   for (const auto& [name, ms] : record.timings_ms) timings[name] = ms;
   json["timings_ms"] = timings;
@@ -158,8 +192,49 @@ std::string comparison_text(const Planned& planned) {
   return table.text();
 }
 
-std::string notes_text(const Planned& planned, const Window& window) {
+std::string search_text(const SearchReport& search, bool complete) {
+  std::string why;
+  switch (search.ending) {
+    case Ending::Budget:
+      why = "spent its budget";
+      break;
+    case Ending::BoundReached:
+      why = "ended early: the bound is reached, this window is easy";
+      break;
+    case Ending::NothingToMove:
+      why = "ended early: no move changes the objective, this window is easy";
+      break;
+    case Ending::Stopped:
+      why = "was cut short";
+      break;
+  }
+  return fmt::format("  search: from {:.2f}, {} moves tried, {} made; it {}{}\n", search.seed,
+                     with_commas(search.proposals), with_commas(search.accepted), why,
+                     complete ? "" : " by the deadline: valid, but another run may differ");
+}
+
+/// Why layers ended as they did, and how few swaps could have done.
+std::string placing_text(const Plan& plan) {
+  const PlacementReport& report = plan.placing;
+  std::string text;
+  if (!report.layers.empty()) {
+    std::map<LayerEnd, std::int64_t> ends;
+    for (const LayerEnd end : report.layers) ++ends[end];
+    for (const auto& [end, layers] : ends) {
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", layers, name_of(end));
+    }
+    text = fmt::format("  placement: layers: {}; {} swaps for the whole window, no fewer than {} would do\n", text,
+                       with_commas(report.sticky_swaps), with_commas(report.swaps_needed));
+  }
+  if (report.row_aware_swaps > 0) {
+    text += fmt::format("  placement: {} swaps more that suit the rows\n", with_commas(report.row_aware_swaps));
+  }
+  return text;
+}
+
+std::string notes_text(const Planned& planned) {
   const Plan& plan = planned.plan;
+  const Window& window = planned.instance->window;
   std::string text;
   const auto print = [&text]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
     fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
@@ -168,18 +243,21 @@ std::string notes_text(const Planned& planned, const Window& window) {
         100.0 * gap_to(plan.evaluation.score.max_shard, plan.bounds.any_placement), plan.bounds.any_placement,
         plan.bounds.fixed_placement);
   print("  rows: no layout has fewer than {} ({})\n", plan.rows.lower_bound, plan.rows.because);
+  print("{}", search_text(plan.search, plan.complete));
   print("  moves: {} of {} experts change rank ({:.1f} %)", with_commas(plan.moves.experts),
         with_commas(std::int64_t{window.layers()} * window.experts()), 100.0 * plan.moves.fraction);
   if (planned.record.moves && planned.record.moves->bytes) {
     print(", {} bytes", with_commas(*planned.record.moves->bytes));
   }
   print(", {} change slot inside their rank\n", with_commas(plan.moves.local));
+  print("{}", placing_text(plan));
   if (plan.dummies > 0) print("  dummies: {} one-token samples fill up to equal counts\n", plan.dummies);
   if (const auto layers = plan.bounds.layers_that_need_replication(); layers > 0) {
     print(
-        "  replication needed: in {} of {} layers one expert is hotter than a rank's fair share; no placement "
-        "balances them\n",
-        layers, window.layers());
+        "  replication needed: in {} of {} layers one expert is hotter than a rank's fair share; {:.2f} % of the "
+        "objective that no placement wins back, and {} copies of experts that would\n",
+        layers, window.layers(), 100.0 * (plan.bounds.any_placement - plan.bounds.balanced) / plan.bounds.any_placement,
+        with_commas(plan.bounds.copies_needed()));
   }
   std::string times;
   for (const auto& [name, ms] : planned.record.timings_ms)
@@ -189,7 +267,9 @@ std::string notes_text(const Planned& planned, const Window& window) {
   return text;
 }
 
-std::string planned_text(const Planned& planned, const Window& window, const Instance& instance) {
+std::string planned_text(const Planned& planned) {
+  const Instance& instance = *planned.instance;
+  const Window& window = instance.window;
   std::int64_t tokens = 0;
   for (const SampleId i : window.sample_ids()) tokens += window.length(i);
   return fmt::format("{}: {} samples, {} tokens, {} MoE layers of {} experts, top {}\n", planned.window_path.string(),
@@ -199,7 +279,7 @@ std::string planned_text(const Planned& planned, const Window& window, const Ins
                      instance.topology.shards(), instance.topology.shards() == 1 ? "" : "s", instance.topology.ranks(),
                      with_commas(instance.capacity), name_of(instance.sync)) +
          comparison_text(planned) + "  before = experts where they are now, samples by length alone (first fit)\n\n" +
-         notes_text(planned, window);
+         notes_text(planned);
 }
 
 fs::path plan_path_for(const PlanArguments& args, const fs::path& window) {
@@ -252,44 +332,74 @@ struct Report {
   std::string text;
 };
 
-/// Plans one window and writes its file. Nothing is written unless the plan exists.
-void plan_window(const PlanArguments& args, const fs::path& path, std::optional<Placement>& current, Report& report) {
-  Stopwatch watch;
-  const Window window = Window::load(path);
-  const Instance instance = instance_of(args.setup, window, path.string());
-  if (current) require_fits(*current, instance, args.setup.current.empty() ? "the window before" : args.setup.current);
-  auto result = make_plan(instance, args.setup.params, current ? &*current : nullptr, {&watch, watch.token()});
-  auto timings = watch.finish();
-  if (const auto* why = std::get_if<Infeasible>(&result)) {
-    throw InfeasibleError(
-        fmt::format("{}: no layout: {}; what would help: {}", path.string(), why->reason, why->remedy));
-  }
-  Plan& plan = std::get<Plan>(result);
-  const Placement before =
-      current ? *current : Placement::identity(window.layers(), window.experts(), instance.topology.ranks());
-  Planned planned{.window_path = path,
+Planned describe_plan(const PlanArguments& args, const fs::path& path, const Instance& instance,
+                      const Placement& before, Plan plan, std::vector<std::pair<std::string, double>> timings) {
+  Planned planned{.instance = &instance,
+                  .window_path = path,
                   .plan_path = plan_path_for(args, path),
                   .record = make_record(instance, args.setup.params, plan),
                   .hash = {},
                   .plan = std::move(plan),
                   .before = baseline(instance, before)};
   planned.record.timings_ms = std::move(timings);
-  const std::string text = to_json(planned.record);
-  planned.hash = plan_hash(text);
+  return planned;
+}
+
+/// Writes plan files, all or none, and with the last one the placement.
+void write_plans(const PlanArguments& args, std::vector<Planned>& plans, Report& report) {
+  std::list<StagedFile> files;
+  for (Planned& planned : plans) {
+    const std::string text = to_json(planned.record);
+    planned.hash = plan_hash(text);
+    files.emplace_back(planned.plan_path, text);
+  }
+  if (!args.placement_out.empty() && plans.back().window_path == fs::path(args.windows.back())) {
+    files.emplace_back(args.placement_out, plans.back().plan.placement.to_json());
+  }
   if (interrupted()) throw Cancelled("interrupted before the plan was written");
-  StagedFile plan_file(planned.plan_path, text);
-  current = planned.plan.placement;
-  // Both files or none: the placement joins the last plan.
-  if (!args.placement_out.empty() && path == fs::path(args.windows.back())) {
-    StagedFile placement_file(args.placement_out, current->to_json());
-    placement_file.commit();
+  for (auto file = files.rbegin(); file != files.rend(); ++file) file->commit();
+  for (const Planned& planned : plans) {
+    if (args.json) {
+      report.plans.push_back(planned_json(planned));
+    } else {
+      report.text += (report.text.empty() ? "" : "\n") + printable(planned_text(planned));
+    }
   }
-  plan_file.commit();
-  if (args.json) {
-    report.plans.push_back(planned_json(planned));
-  } else {
-    report.text += (report.text.empty() ? "" : "\n") + printable(planned_text(planned, window, instance));
+}
+
+/// Plans windows that share a placement; one alone shares it with nobody. Nothing is written unless all plans exist.
+void plan_windows(const PlanArguments& args, std::span<const std::string> paths, std::optional<Placement>& current,
+                  Report& report) {
+  Stopwatch watch;
+  std::vector<Window> windows;
+  windows.reserve(paths.size());  // instances point into it
+  std::vector<Instance> instances;
+  instances.reserve(paths.size());
+  std::vector<const Instance*> asked;
+  for (const std::string& path : paths) {
+    windows.push_back(Window::load(path));
+    instances.push_back(instance_of(args.setup, windows.back(), path));
+    asked.push_back(&instances.back());
+    if (current) {
+      require_fits(*current, instances.back(), args.setup.current.empty() ? "the window before" : args.setup.current);
+    }
   }
+  auto result = make_plans(asked, args.setup.params, current ? &*current : nullptr, {&watch, watch.token()});
+  const auto timings = watch.finish();
+  if (const auto* why = std::get_if<Infeasible>(&result)) {
+    throw InfeasibleError(fmt::format("{}: no layout: {}; what would help: {}",
+                                      paths.size() == 1 ? paths[0] : "windows", why->reason, why->remedy));
+  }
+  auto& plans = std::get<std::vector<Plan>>(result);
+  const Placement before =
+      current ? *current
+              : Placement::identity(windows[0].layers(), windows[0].experts(), instances[0].topology.ranks());
+  std::vector<Planned> planned;
+  for (std::size_t k = 0; k < plans.size(); ++k) {
+    planned.push_back(describe_plan(args, paths[k], instances[k], before, std::move(plans[k]), timings));
+  }
+  current = planned.back().plan.placement;
+  write_plans(args, planned, report);
 }
 
 int run_plan(PlanArguments& args, PlanOptions& options) {
@@ -314,7 +424,10 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
   prepare_folder(args);
   catch_interrupts();
   Report report;
-  for (const auto& window : args.windows) plan_window(args, window, current, report);
+  const std::size_t together = args.one_placement ? args.windows.size() : 1;
+  for (std::size_t first = 0; first < args.windows.size(); first += together) {
+    plan_windows(args, std::span(args.windows).subspan(first, together), current, report);
+  }
   if (args.json) {
     print_json(args.windows.size() == 1 ? report.plans[0] : Json{{"plans", report.plans}});
   } else {
@@ -333,6 +446,8 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_option("-o,--output", args->output, "plan file to write, or a folder for several windows");
   command->add_option("--placement-out", args->placement_out, "also write the last placement alone");
   command->add_option("--params", args->params_file, "read options from a TOML file; the command line wins");
+  command->add_flag("--one-placement", args->one_placement,
+                    "several windows are steps of one rollout batch: one placement for all, a layout for each");
   command->add_flag("--dump-params", args->dump_params, "print the effective options as TOML and stop");
   command->add_flag("--cost-template", args->cost_template, "print a cost file to start from and stop");
   command->add_flag("--json", args->json, "machine-readable result on standard output");

@@ -26,11 +26,17 @@ std::int64_t least_peak(std::vector<std::int64_t> expert_loads, std::int64_t ran
   return peak;
 }
 
-/// Hottest expert beside the H − 1 coldest (spec of «replication needed»).
-std::int64_t hottest_with_coldest(std::span<const std::int64_t> loads, std::int64_t per_rank) {
+/// Sets what hot experts cost a layer: the hottest beside the H − 1 coldest exceeds the mean, and how many copies end
+/// that for every expert that does.
+void judge_hot_experts(LayerBound& layer, std::span<const std::int64_t> loads, std::int64_t per_rank) {
   std::vector<std::int64_t> sorted(loads.begin(), loads.end());
   std::ranges::sort(sorted);
-  return std::accumulate(sorted.begin(), sorted.begin() + (per_rank - 1), sorted.back());
+  const std::int64_t coldest = std::accumulate(sorted.begin(), sorted.begin() + (per_rank - 1), std::int64_t{0});
+  const std::int64_t room = layer.rank_mean - coldest;  // above 0 unless nothing is routed
+  for (auto load = sorted.rbegin(); load != sorted.rend() && *load > room && room > 0; ++load) {
+    layer.replication_needed = true;
+    layer.copies_needed += ceil_div(*load, room) - 1;
+  }
 }
 
 /// Σ_s (α_s ΣT̄ + β_s ΣQ̄) over all samples: the dense work of every packing, summed over its cells.
@@ -68,6 +74,12 @@ std::int32_t Bounds::layers_that_need_replication() const {
   return static_cast<std::int32_t>(std::ranges::count_if(layers, &LayerBound::replication_needed));
 }
 
+std::int64_t Bounds::copies_needed() const {
+  std::int64_t copies = 0;
+  for (const LayerBound& layer : layers) copies += layer.copies_needed;
+  return copies;
+}
+
 std::vector<LayerBound> layer_bounds(std::span<const std::int64_t> demand, const Placement& placement) {
   const auto experts = static_cast<std::size_t>(placement.experts());
   const auto ranks = static_cast<std::size_t>(placement.ranks());
@@ -81,7 +93,7 @@ std::vector<LayerBound> layer_bounds(std::span<const std::int64_t> demand, const
     layer.placed_peak = *std::ranges::max_element(std::span(placed).subspan(l * ranks, ranks));
     layer.rank_mean = ceil_div(std::accumulate(loads.begin(), loads.end(), std::int64_t{0}), placement.ranks());
     layer.any_placement = least_peak({loads.begin(), loads.end()}, placement.ranks(), per_rank);
-    layer.replication_needed = hottest_with_coldest(loads, per_rank) > layer.rank_mean;
+    judge_hot_experts(layer, loads, per_rank);
     bounds.push_back(layer);
   }
   return bounds;
@@ -92,14 +104,17 @@ Bounds lower_bounds(const Instance& instance, const Placement& placement, std::s
   bounds.layers = layer_bounds(demand, placement);
   double fixed = 0.0;
   double any = 0.0;
+  double mean = 0.0;
   for (const LayerId l : instance.window.layer_ids()) {
     fixed += instance.cost.expert_weight(l) * static_cast<double>(bounds.layers[l].placed_peak);
     any += instance.cost.expert_weight(l) * static_cast<double>(bounds.layers[l].any_placement);
+    mean += instance.cost.expert_weight(l) * static_cast<double>(bounds.layers[l].rank_mean);
   }
   const double dense = dense_total(instance);
   const auto capacity = static_cast<double>(instance.capacity);
   bounds.fixed_placement = combine(instance.topology, dense, fixed / capacity);
   bounds.any_placement = combine(instance.topology, dense, any / capacity);
+  bounds.balanced = combine(instance.topology, dense, mean / capacity);
   return bounds;
 }
 

@@ -11,6 +11,7 @@
 #include "routepack/cost.h"
 #include "routepack/instance.h"
 #include "routepack/placement.h"
+#include "routepack/score.h"
 #include "routepack/window.h"
 
 namespace routepack {
@@ -66,5 +67,8 @@ inline double expert_work(const CostModel& cost, std::span<const std::int64_t> l
   }
   return sum / static_cast<double>(capacity);
 }
+
+/// The score (equation 15) from J [R, G].
+Score combine_rows(std::span<const double> joint, std::int32_t rows, std::int32_t shards, Sync sync);
 
 }  // namespace routepack

@@ -72,7 +72,9 @@ double attention_work(const Instance& instance, std::span<const CellTotals> cell
   return sum;
 }
 
-Score combine(std::span<const double> joint, std::int32_t rows, std::int32_t shards, Sync sync) {
+}  // namespace
+
+Score combine_rows(std::span<const double> joint, std::int32_t rows, std::int32_t shards, Sync sync) {
   const auto at = [&](std::int32_t r, std::int32_t g) {
     return joint[static_cast<std::size_t>(std::int64_t{r} * shards + g)];
   };
@@ -95,8 +97,6 @@ Score combine(std::span<const double> joint, std::int32_t rows, std::int32_t sha
   }
   return score;
 }
-
-}  // namespace
 
 Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout) {
   check_shapes(instance, placement, layout);
@@ -138,7 +138,7 @@ Evaluation evaluate(const Instance& instance, const Placement& placement, const 
     result.ep_efficiency =
         static_cast<double>(mean_sum) / static_cast<double>(ranks) / static_cast<double>(result.expert_peak_sum);
   }
-  result.score = combine(result.joint, layout.rows(), instance.topology.shards(), instance.sync);
+  result.score = combine_rows(result.joint, layout.rows(), instance.topology.shards(), instance.sync);
   return result;
 }
 

@@ -104,6 +104,18 @@ struct FieldReader {
   void integer(std::string_view name, std::int64_t& value, std::int64_t min, std::int64_t max, std::string_view) {
     value = from.optional_integer(name, min, max).value_or(value);
   }
+  void number(std::string_view name, double& value, double min, double max, std::string_view) {
+    const auto read = from.optional_number(name);
+    if (!read) return;
+    if (!(*read >= min && *read <= max)) {
+      throw FormatError(fmt::format("{}: found {}, wanted {} to {}", from.where(name), *read, min, max));
+    }
+    value = *read;
+  }
+  void text(std::string_view name, std::string& value, std::string_view) {
+    if (const Json* found = from.find(name)) value = json_string(*found, from.where(name));
+  }
+  void texts(std::string_view name, std::string& value, std::string_view help) { text(name, value, help); }
   void flag(std::string_view name, bool& value, std::string_view) { value = from.optional_bool(name).value_or(value); }
   template <class Enum>
   void choice(std::string_view name, Enum& value, std::string_view) {
@@ -175,6 +187,9 @@ void read_provenance(const Reader& plan, PlanRecord& record) {
   if (const auto timings = plan.optional_object("timings_ms")) record.timings_ms = timings->numbers();
   if (const auto params = plan.optional_object("params")) {
     describe(record.params.emplace(), FieldReader{*params});
+    if (const auto search = params->optional_object("search")) {
+      describe(record.params->search.emplace(), FieldReader{*search});
+    }
   }
   const auto seed = plan.optional_integer("seed", 0, kMaxInt64);
   if (seed && record.params && record.params->seed != *seed) {

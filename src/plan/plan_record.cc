@@ -163,8 +163,11 @@ PlanRecord make_record(const Instance& instance, const PlanParams& params, const
   record.moves = PlanRecord::MovesRecord{.experts = plan.moves.experts,
                                          .local = plan.moves.local,
                                          .fraction = plan.moves.fraction,
-                                         .bytes = moved_bytes(plan.moves.experts, params.expert_bytes)};
+                                         .bytes = moved_bytes(plan.moves.experts, bytes_of_expert(params))};
   record.params = params;
+  record.params->search = params.effective_search();
+  record.search = plan.search;
+  record.placing = plan.placing;
   record_figures(record, plan);
   return record;
 }

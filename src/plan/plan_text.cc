@@ -19,6 +19,11 @@ struct FieldWriter {
   void integer(std::string_view name, std::int64_t value, std::int64_t, std::int64_t, std::string_view) {
     object[std::string(name)] = value;
   }
+  void number(std::string_view name, double value, double, double, std::string_view) {
+    object[std::string(name)] = value;
+  }
+  void text(std::string_view name, const std::string& value, std::string_view) { object[std::string(name)] = value; }
+  void texts(std::string_view name, const std::string& value, std::string_view) { object[std::string(name)] = value; }
   void flag(std::string_view name, bool value, std::string_view) { object[std::string(name)] = value; }
   template <class Enum>
   void choice(std::string_view name, Enum value, std::string_view) {
@@ -59,6 +64,48 @@ Json moves_of(const PlanRecord::MovesRecord& record) {
   Json moves = {{"experts", record.experts}, {"fraction", record.fraction}, {"local", record.local}};
   if (record.bytes) moves["bytes"] = *record.bytes;
   return moves;
+}
+
+/// The moves themselves: per layer the swap cycles, and what goes into and out of every rank.
+void add_move_list(Json& moves, const MoveList& list, std::size_t layers) {
+  moves["between_nodes"] = list.between_nodes;
+  moves["same_index"] = list.same_index;
+  Json in = Json::array();
+  Json out = Json::array();
+  for (const RankTraffic& rank : list.ranks) {
+    in.push_back(rank.in);
+    out.push_back(rank.out);
+  }
+  moves["bytes_in"] = std::move(in);
+  moves["bytes_out"] = std::move(out);
+  Json cycles = Json::array();
+  for (std::size_t l = 0; l < layers; ++l) cycles.push_back(Json::array());
+  for (const MoveCycle& cycle : list.cycles) cycles[cycle.layer].push_back(cycle.slots);
+  moves["cycles"] = std::move(cycles);
+}
+
+Json placing_of(const PlacementReport& report) {
+  Json layers = Json::array();
+  for (const LayerEnd end : report.layers) layers.push_back(name_of(end));
+  return {{"sticky_swaps", report.sticky_swaps},
+          {"swaps_needed", report.swaps_needed},
+          {"row_aware_swaps", report.row_aware_swaps},
+          {"layers", std::move(layers)}};
+}
+
+Json search_of(const SearchReport& report) {
+  return {{"ending", name_of(report.ending)},    {"seed", report.seed},     {"seeds", report.seeds},
+          {"failed_seeds", report.failed_seeds}, {"levels", report.levels}, {"proposals", report.proposals},
+          {"accepted", report.accepted}};
+}
+
+Json maps_of(const Placement& placement) {
+  Json maps = Json::array();
+  for (const auto& layer : placement.physical_to_logical()) {
+    Json& map = maps.emplace_back(Json::array());
+    for (const ExpertId e : layer) map.push_back(e.value());
+  }
+  return maps;
 }
 
 Json named_numbers(const std::vector<std::pair<std::string, double>>& numbers) {
@@ -102,11 +149,21 @@ Json document_of(const PlanRecord& record) {
         {"max_shard", record.score->max_shard}, {"total", record.score->total}, {"worst_row", record.score->worst_row}};
   }
   if (Json bound = bound_of(record); !bound.empty()) plan["bound"] = std::move(bound);
-  if (record.moves) plan["moves"] = moves_of(*record.moves);
+  if (record.moves) {
+    plan["moves"] = moves_of(*record.moves);
+    if (record.placing) add_move_list(plan["moves"], record.placing->moves, record.physical_to_logical.size());
+  }
+  if (record.placing) {
+    plan["placing"] = placing_of(*record.placing);
+    if (record.placing->first_batch)
+      plan["first_batch"] = {{"physical_to_logical", maps_of(*record.placing->first_batch)}};
+  }
+  if (record.search) plan["search"] = search_of(*record.search);
   if (!record.metrics.empty()) plan["metrics"] = named_numbers(record.metrics);
   if (!record.timings_ms.empty()) plan["timings_ms"] = named_numbers(record.timings_ms);
   if (record.params) {
     plan["params"] = fields_of(*record.params);
+    if (record.params->search) plan["params"]["search"] = fields_of(*record.params->search);
     plan["seed"] = record.params->seed;
   }
   plan["version"] = kVersion;

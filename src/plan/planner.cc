@@ -2,30 +2,24 @@
 // The whole algorithm on one page.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <optional>
 #include <utility>
 
 #include "core/assert.h"
+#include "exec/deadline.h"
+#include "exec/thread_pool.h"
 #include "packing/fill_rows.h"
 #include "packing/fit.h"
 #include "packing/items.h"
 #include "packing/row_bound.h"
-#include "plan/rank_limit.h"
+#include "plan/placing.h"
+#include "plan/step.h"
 #include "routepack/plan.h"
 
 namespace routepack {
 namespace {
-
-Placement place_experts(std::span<const std::int64_t> demand, const Placement& current, PlacementMode mode) {
-  switch (mode) {
-    case PlacementMode::Keep:
-      return current;
-    case PlacementMode::Lpt:
-      return place_lpt(demand, current);
-    default:
-      throw InvalidInput(fmt::format("placement: \"{}\" is not built yet, wanted keep or lpt", name_of(mode)));
-  }
-}
 
 Placement current_or_identity(const Instance& instance, const Placement* current) {
   if (current == nullptr) {
@@ -35,11 +29,58 @@ Placement current_or_identity(const Instance& instance, const Placement* current
   return *current;
 }
 
+std::optional<Deadline::Clock::time_point> end_of(const PlanParams& params) {
+  if (params.deadline_ms == 0) return std::nullopt;
+  return Deadline::Clock::now() + std::chrono::milliseconds(params.deadline_ms);
+}
+
+/// Demand and bounds of the steps, alone and together.
+struct Demands {
+  std::vector<std::vector<std::int64_t>> of_step;  // [steps], [L, E]
+  std::vector<std::int64_t> total;                 // [L, E]
+  double bound = 0.0;                              // Σ over steps, over any placement
+
+  Demands(std::span<const Instance* const> instances, const Placement& placement) {
+    for (const Instance* instance : instances) {
+      of_step.push_back(aggregate_demand(instance->window));
+      total.resize(of_step.back().size());
+      for (std::size_t le = 0; le < total.size(); ++le) total[le] += of_step.back()[le];
+      bound += lower_bounds(*instance, placement, of_step.back()).any_placement;
+    }
+  }
+};
+
+Plan checked_plan(const Step& step, const Placement& before, const Placing& placing,
+                  std::span<const std::int64_t> demand, const PlanParams& params) {
+  const Instance& instance = step.instance();
+  const Placement& placement = placing.placement();
+  Layout layout = step.ordered_layout(placement, params.row_order);
+  Evaluation evaluation = evaluate(instance, placement, layout);
+  Bounds bounds = lower_bounds(instance, placement, demand);
+  ROUTEPACK_ASSERT(gap_to(evaluation.score.max_shard, bounds.fixed_placement) >= 0.0, "the score is below its bound");
+  return Plan{.placement = placement,
+              .layout = std::move(layout),
+              .rows = step.rows(),
+              .dummies = step.dummies(),
+              .evaluation = std::move(evaluation),
+              .bounds = std::move(bounds),
+              .moves = count_moves(before, placement),
+              .cv_global = rank_demand_cv(rank_demand(demand, placement), placement.ranks()),
+              .cv_global_before = rank_demand_cv(rank_demand(demand, before), before.ranks()),
+              .search = step.report(),
+              .placing = placing.report(),
+              .complete = step.complete() && placing.complete()};
+}
+
 }  // namespace
 
-void RunContext::enter(Phase phase) const {
-  if (stop.stop_requested()) throw Cancelled("planning was cancelled");
+void RunContext::begin(Phase phase) const {
   if (observer != nullptr) observer->phase_begins(phase);
+}
+
+void RunContext::enter(Phase phase) const {
+  begin(phase);
+  if (stop.stop_requested()) throw Cancelled("planning was cancelled");
 }
 
 void require_fits(const Placement& placement, const Instance& instance, const std::string& where) {
@@ -52,53 +93,62 @@ void require_fits(const Placement& placement, const Instance& instance, const st
   }
 }
 
-std::variant<Plan, Infeasible> make_plan(const Instance& instance, const PlanParams& params, const Placement* current,
-                                         const RunContext& run) {
-  if (params.effort != Effort::Default) {
-    throw InvalidInput(fmt::format("effort: \"{}\" is not built yet, wanted default", name_of(params.effort)));
+std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance* const> instances,
+                                                       const PlanParams& params, const Placement* current,
+                                                       const RunContext& run) {
+  const Deadline deadline(run.stop, end_of(params));
+  ThreadPool pool(thread_count(static_cast<std::size_t>(params.threads)));
+  const Planning planning{params, params.effective_search(), pool, deadline.token(), run};
+  const Placement before = current_or_identity(*instances.front(), current);
+  std::vector<Step> steps;
+  for (const Instance* instance : instances) {
+    require_fits(before, *instance, "current placement");
+    if (!std::ranges::equal(instance->window.arrays().pad_counts, instances.front()->window.arrays().pad_counts)) {
+      throw InvalidInput("pad_counts: found other ones in another window, wanted the same where a placement is shared");
+    }
+    auto made = Step::make(*instance);
+    if (auto* why = std::get_if<Infeasible>(&made)) return std::move(*why);
+    steps.push_back(std::get<Step>(std::move(made)));
   }
-  const Placement before = current_or_identity(instance, current);
-  auto made = make_items(instance);
-  if (auto* why = std::get_if<Infeasible>(&made)) return std::move(*why);
-  const Items& items = std::get<Items>(made);
 
   run.enter(Phase::Demand);
-  const auto demand = aggregate_demand(instance.window);
+  const Demands demands(instances, before);
 
   // Packing cannot change what a rank receives over the whole step (paper equation 4), so experts move first.
   run.enter(Phase::Place);
-  Placement placement = place_experts(demand, before, params.placement);
-  const auto placed = rank_demand(demand, placement);
-  if (auto why = sample_over_rank_limit(instance, placement, items)) return *std::move(why);
+  Placing placing(*instances.front(), before, demands.total, demands.bound, params);
+  placing.place();
+  if (params.two_batches) placing.commit();
+  if (run.observer != nullptr) run.observer->placed(placing.placement());
 
-  // Rows come before balance: every later step keeps this count.
-  run.enter(Phase::Rows);
-  auto found = fewest_rows(instance, items, row_bound(instance, items, placed));
-  if (auto* why = std::get_if<Infeasible>(&found)) return std::move(*why);
-  FittedCells& fitted = std::get<FittedCells>(found);
-  const RowBound proven = fitted.bound;
+  for (std::size_t k = 0; k < steps.size(); ++k) {
+    if (auto why = steps[k].pack(placing.placement(), demands.of_step[k], planning)) return *std::move(why);
+  }
 
-  run.enter(Phase::Pack);
-  auto filled = fill_with_as_few_rows_as_possible(instance, placement, items, fitted, params.row_order);
-  if (auto* why = std::get_if<Infeasible>(&filled)) return std::move(*why);
-  Layout& layout = std::get<Layout>(filled);
+  // Once it is known who trains with whom, a few more swaps suit the rows, and the rows can suit the swaps again.
+  run.begin(Phase::Refine);
+  for (std::int64_t k = 0; params.placement == PlacementMode::Joint && k < planning.search.refinements; ++k) {
+    if (planning.stop.stop_requested() || !placing.refine(steps, planning)) break;
+    if (planning.search.repack_share == 0.0) continue;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      steps[i].repack(placing.placement(), demands.of_step[i], planning);
+    }
+  }
 
-  run.enter(Phase::Check);
-  Evaluation evaluation = evaluate(instance, placement, layout);
-  Bounds bounds = lower_bounds(instance, placement, demand);
-  ROUTEPACK_ASSERT(gap_to(evaluation.score.max_shard, bounds.fixed_placement) >= 0.0, "the score is below its bound");
-  const Moves moves = count_moves(before, placement);
-  const double cv = rank_demand_cv(placed, placement.ranks());
-  const double cv_before = rank_demand_cv(rank_demand(demand, before), before.ranks());
-  return Plan{.placement = std::move(placement),
-              .layout = std::move(layout),
-              .rows = {fitted.rows, proven.rows, proven.because},
-              .dummies = items.dummies,
-              .evaluation = std::move(evaluation),
-              .bounds = std::move(bounds),
-              .moves = moves,
-              .cv_global = cv,
-              .cv_global_before = cv_before};
+  run.begin(Phase::Check);
+  std::vector<Plan> plans;
+  for (std::size_t k = 0; k < steps.size(); ++k) {
+    plans.push_back(checked_plan(steps[k], before, placing, demands.of_step[k], params));
+  }
+  return plans;
+}
+
+std::variant<Plan, Infeasible> make_plan(const Instance& instance, const PlanParams& params, const Placement* current,
+                                         const RunContext& run) {
+  const Instance* const only = &instance;
+  auto plans = make_plans(std::span(&only, 1), params, current, run);
+  if (auto* why = std::get_if<Infeasible>(&plans)) return std::move(*why);
+  return std::move(std::get<std::vector<Plan>>(plans).front());
 }
 
 std::variant<Layout, Infeasible> pack_first_fit_decreasing(const Instance& instance) {

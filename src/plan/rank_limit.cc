@@ -8,28 +8,27 @@
 #include <utility>
 #include <vector>
 
-#include "cost/row_cost.h"
+#include "core/integer.h"
 #include "packing/fill_rows.h"
 
 namespace routepack {
 
-std::optional<Infeasible> sample_over_rank_limit(const Instance& instance, const Placement& placement,
-                                                 const Items& items) {
+std::optional<Infeasible> sample_over_rank_limit(const Instance& instance, const UnitLoads& loads, const Items& items) {
   const std::int64_t limit = instance.constraints.max_rank_tokens;
   if (limit == 0) return std::nullopt;
-  const auto ranks = static_cast<std::size_t>(placement.ranks());
-  std::vector<std::int64_t> loads(static_cast<std::size_t>(placement.layers()) * ranks);
+  const std::size_t ranks = loads.shape().ranks();
+  std::vector<std::int64_t> own(loads.shape().layers() * ranks);
   const Item* hottest = nullptr;
   std::int64_t most = limit;
   std::size_t where = 0;
-  for (const Item& item : items.items) {
-    std::ranges::fill(loads, 0);
-    for (const SampleId i : items.samples_of(item)) add_rank_loads(instance.window, placement, i, loads);
-    const auto worst = std::ranges::max_element(loads);
+  for (std::size_t index = 0; index < items.items.size(); ++index) {
+    std::ranges::fill(own, 0);
+    loads.add_to(index, own);
+    const auto worst = std::ranges::max_element(own);
     if (*worst <= most) continue;
-    hottest = &item;
+    hottest = &items.items[index];
     most = *worst;
-    where = static_cast<std::size_t>(worst - loads.begin());
+    where = static_cast<std::size_t>(worst - own.begin());
   }
   if (hottest == nullptr) return std::nullopt;
   return Infeasible{fmt::format("max_rank_tokens {}: sample {}{} alone puts {} routed tokens on rank {} at layer {}",
@@ -38,15 +37,16 @@ std::optional<Infeasible> sample_over_rank_limit(const Instance& instance, const
                     fmt::format("--max-rank-tokens {} or more", most)};
 }
 
-std::variant<Layout, Infeasible> fill_with_as_few_rows_as_possible(const Instance& instance, const Placement& placement,
-                                                                   const Items& items, FittedCells& fitted,
-                                                                   RowOrder order) {
+std::variant<Arrangement, Infeasible> fill_with_as_few_rows_as_possible(const Instance& instance,
+                                                                        const UnitLoads& loads,
+                                                                        std::span<const std::int64_t> pad_rates,
+                                                                        const Items& items, FittedCells& fitted) {
   const std::int64_t limit = instance.constraints.max_rank_tokens;
   std::int64_t reached = std::numeric_limits<std::int64_t>::max();
   // Wider steps as failures add up: each is a whole fit.
   for (std::int64_t extra = 1;; extra += ceil_div(extra, 4)) {
-    if (auto layout = fill_rows(instance, placement, items, fitted, order)) return *std::move(layout);
-    reached = std::min(reached, coolest_peak(instance, placement, items, fitted));
+    if (auto arrangement = fill_rows(instance, loads, pad_rates, fitted)) return *std::move(arrangement);
+    reached = std::min(reached, coolest_peak(instance, loads, pad_rates, fitted));
     const std::int64_t rows = fitted.rows + extra * instance.constraints.row_multiple;
     auto more = fewest_rows(instance, items, {rows, fmt::format("max_rank_tokens {}", limit)});
     if (std::holds_alternative<Infeasible>(more)) {

@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import signal
+import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -156,7 +159,7 @@ def test_steps_carry_placements_along_and_count_moves(small, tmp_path):
     for window in result["windows"]:
         for use in window["placements"]:
             moved.setdefault(use["placement"], []).append(use["moves"]["experts"])
-    run("plan", small.window, other, *arguments, "-o", tmp_path / "plans")
+    run("plan", small.window, other, *arguments, "--placement", "lpt", "-o", tmp_path / "plans")
     planned = [json.loads((tmp_path / f"plans/{name}.plan.json").read_text()) for name in ("window", "other")]
     assert moved["lpt"] == [*(plan["moves"]["experts"] for plan in planned), 0]
     assert moved["lpt"][0] > 0
@@ -167,6 +170,68 @@ def test_steps_carry_placements_along_and_count_moves(small, tmp_path):
     assert entry(second, "lpt", "routepack")["score"] == planned[1]["score"]
     text = run("compare", small.window, other, *arguments, "--steps").stdout
     assert "step by step" in text
+
+
+@pytest.mark.parametrize("placement, mode, moves", [("sticky", "sticky", ["--moves", "free"]), ("joint", "joint", [])])
+def test_sticky_and_joint_go_on_from_where_they_left_the_experts(small, tmp_path, placement, mode, moves):
+    tensors = windowkit.random_window(np.random.default_rng(5), samples=30, layers=2, experts=8, top_k=2, max_length=20)
+    other = small.write("other.safetensors", windowkit.safetensors_bytes(tensors, windowkit.metadata(2)))
+    arguments = ["--dp", small.DP, "--ep", small.EP, "--cap", small.CAP, "--cost", small.cost]
+    result = run_json("compare", small.window, other, other, *arguments, "--steps", "--strategies", "routepack",
+                      "--placements", placement)  # fmt: skip
+    run("plan", small.window, other, *arguments, "--placement", mode, *moves, "-o", tmp_path / "plans")
+    planned = [json.loads((tmp_path / f"plans/{name}.plan.json").read_text()) for name in ("window", "other")]
+    used = [window["placements"][0] for window in result["windows"]]
+    assert [use["placement"] for use in used] == [placement] * 3
+    assert [use["moves"]["experts"] for use in used[:2]] == [plan["moves"]["experts"] for plan in planned]
+    assert used[0]["moves"]["experts"] > 0
+    for window, plan in zip(result["windows"], planned):
+        assert entry(window, placement, "routepack")["score"] == plan["score"]
+        assert entry(window, placement, "routepack")["marks"] == []
+
+
+def test_every_packer_runs_under_sticky_and_ours_alone_under_joint(gptoss):
+    strategies = {placement: [e["strategy"] for e in gptoss["entries"] if e["placement"] == placement]
+                  for placement in ("sticky", "joint", "lpt")}  # fmt: skip
+    assert strategies["sticky"] == strategies["lpt"] == [*strategies["lpt"][:-1], "routepack"]
+    assert strategies["joint"] == ["routepack"]
+    uses = {use["placement"]: use["moves"]["experts"] for use in gptoss["placements"]}
+    assert 0 < uses["joint"] < uses["lpt"] and 0 < uses["sticky"] < uses["lpt"]
+    # Swaps that suit the rows take ours past every packer under every placement.
+    ranked = [e for e in gptoss["entries"] if e["rank"]]
+    assert min(ranked, key=lambda e: e["joint"])["strategy"] == "routepack"
+    for placement in ("identity", "lpt", "sticky"):
+        of_placement = [e for e in ranked if e["placement"] == placement]
+        assert min(of_placement, key=lambda e: e["joint"])["strategy"] == "routepack"
+
+
+def test_a_budget_of_moves_holds_for_every_packer_under_sticky():
+    window = run_json("compare", *GPTOSS, "--placements", "sticky", "--strategies", "areal-kk,routepack", "--moves", "0.05")
+    window = window["windows"][0]
+    (use,) = [use for use in window["placements"] if use["placement"] == "sticky"]
+    assert 0 < use["moves"]["experts"] <= 0.05 * 24 * 32
+    # The same placement: ours is ahead by packing alone, by percents and not by tens of them.
+    ours, packer = entry(window, "sticky", "routepack"), entry(window, "sticky", "areal-kk")
+    assert ours["joint"] < packer["joint"] < 1.1 * ours["joint"]
+
+
+def test_an_interrupted_comparison_prints_nothing(tmp_path):
+    params = tmp_path / "long.toml"
+    params.write_text("[search]\nlevels = 1000000\nproposals-per-sample = 50000000\nmost-proposals = 1000000000000\n")
+    only_ours = ["--placements", "joint", "--strategies", "routepack", "--baseline", "joint/routepack", "--params", params]
+    command = [windowkit.EXECUTABLE, "compare", *GPTOSS, *only_ours]
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(1.0)
+    assert process.poll() is None, "it was to be interrupted while it searches"
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stdout) == (130, "")
+    assert len(stderr.splitlines()) <= 1
+
+
+def test_only_ours_places_jointly(small):
+    result = run("compare", small.window, *small.plan_arguments()[4:], "--baseline", "joint/areal-ffd", status=2)
+    assert "joint/areal-ffd" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 def test_experts_are_where_the_current_plan_says(small):
@@ -215,7 +280,7 @@ def test_no_layout_at_all_is_exit_status_3(small):
     (["--strategies", "areal"], ("areal", "areal-ffd")),
     (["--strategies", "areal-kk,areal-kk"], ("twice",)),
     (["--strategies", ""], ("--strategies",)),
-    (["--placements", "sticky"], ("sticky", "identity")),
+    (["--placements", "stick"], ("stick", "sticky", "identity")),
     (["--placements", "keep"], ("keep",)),
     (["--placements", "current"], ("current",)),
     (["--baseline", "lpt/areal"], ("areal",)),

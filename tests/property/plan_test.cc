@@ -6,15 +6,21 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "routepack/moves.h"
 #include "routepack/plan_file.h"
 #include "routepack/verify.h"
 #include "support/problems.h"
@@ -52,12 +58,58 @@ void add_constraints(Problem& problem, std::mt19937_64& random, bool rank_tokens
   }
 }
 
+constexpr std::int64_t kExpertBytes = 3;
+
+/// The ways of an effort at little cost.
+SearchParams cheap(Effort effort) {
+  SearchParams search = search_of(effort);
+  search.seeds = draw(1, 6);
+  search.population = std::min<std::int64_t>(search.population, draw(1, 3));
+  if (search.block_rows > 0) search.block_rows = draw(1, 3);
+  search.rounds = draw(1, 2);
+  search.levels = draw(1, 4);
+  search.proposals_per_sample = draw(1, 40);
+  search.refinements = std::min<std::int64_t>(search.refinements, draw(1, 2));
+  if (draw(0, 2) == 0) search.guided_share = draw(0, 10) / 10.0;
+  if (draw(0, 2) == 0) search.near_share = draw(0, 10) / 10.0;
+  if (draw(0, 3) == 0) search.paper_energy = draw(0, 1) == 0;
+  if (draw(0, 3) == 0) search.repack_share = draw(0, 4) / 4.0;
+  if (draw(0, 3) == 0) search.kicks = draw(0, 3);
+  search.refine_steps = draw(0, 1) == 0 ? draw(1, 2000) : 1 << 20;
+  return search;
+}
+
+std::string draw_moves() {
+  std::string moves;
+  const auto add = [&](const std::string& value) { moves += (moves.empty() ? "" : " ") + value; };
+  if (draw(0, 2) == 0) add("free");
+  if (draw(0, 2) == 0) add("0." + std::to_string(draw(0, 9)));
+  if (draw(0, 2) == 0) add(std::to_string(draw(0, 16)) + "B");
+  if (draw(0, 2) == 0) add("price:0." + std::to_string(draw(0, 9)) + ",1." + std::to_string(draw(0, 9)));
+  return moves;
+}
+
 PlanParams draw_params() {
   PlanParams params;
-  params.placement = draw(0, 1) == 0 ? PlacementMode::Lpt : PlacementMode::Keep;
+  params.placement = choices(PlacementMode{})[static_cast<std::size_t>(draw(0, 3))].value;
+  params.effort = choices(Effort{})[static_cast<std::size_t>(draw(0, 3))].value;
+  params.search = cheap(params.effort);
+  params.sticky_eps = draw(0, 20) / 100.0;
+  params.moves = draw_moves();
+  params.expert_bytes = kExpertBytes;
+  params.ranks_per_node = draw(0, 3);
+  params.two_batches = draw(0, 3) == 0;
   params.row_order = draw(0, 1) == 0 ? RowOrder::Pipeline : RowOrder::Keep;
+  params.threads = draw(1, 2);
   params.seed = draw(0, 1000);
   return params;
+}
+
+MoveBudget budget_of(const PlanParams& params) {
+  MoveBudget budget;
+  std::istringstream values(params.moves);
+  for (std::string value; values >> value;) budget.add(value);
+  return budget;
 }
 
 Cells cells_of(const Layout& layout) {
@@ -81,9 +133,79 @@ void assert_explained(const Infeasible& outcome) {
   RC_ASSERT(one_line(outcome.remedy));
 }
 
+/// The map that the cycles make of `maps`: the expert in each slot of a cycle goes to the next one.
+Maps cycled(Maps maps, const MoveList& moves) {
+  for (const MoveCycle& cycle : moves.cycles) {
+    auto& map = maps[cycle.layer];
+    const auto last = map[static_cast<std::size_t>(cycle.slots.back())];
+    for (std::size_t k = cycle.slots.size() - 1; k > 0; --k) {
+      map[static_cast<std::size_t>(cycle.slots[k])] = map[static_cast<std::size_t>(cycle.slots[k - 1])];
+    }
+    map[static_cast<std::size_t>(cycle.slots.front())] = last;
+  }
+  return maps;
+}
+
+/// Experts on another rank than at home, and how many of them come to and leave each rank.
+struct Away {
+  std::int64_t experts = 0;
+  std::vector<std::int64_t> in, out;
+};
+Away away(const Maps& home, const Maps& now, std::int32_t ranks) {
+  Away result{0, std::vector<std::int64_t>(static_cast<std::size_t>(ranks)),
+              std::vector<std::int64_t>(static_cast<std::size_t>(ranks))};
+  for (std::size_t l = 0; l < home.size(); ++l) {
+    const std::size_t per_rank = home[l].size() / static_cast<std::size_t>(ranks);
+    for (std::size_t slot = 0; slot < now[l].size(); ++slot) {
+      const auto at_home = static_cast<std::size_t>(std::ranges::find(home[l], now[l][slot]) - home[l].begin());
+      if (at_home / per_rank == slot / per_rank) continue;
+      ++result.experts;
+      ++result.in[slot / per_rank];
+      ++result.out[at_home / per_rank];
+    }
+  }
+  return result;
+}
+
+/// Moves as the plan states them, and within every limit, also when both batches are counted apart.
+void assert_moves(const Problem& problem, const PlanParams& params, const Plan& plan) {
+  const Maps home = identity_maps(problem.spec.layers, problem.spec.experts);
+  const Maps now = maps_of(plan.placement);
+  const MoveList& moves = plan.placing.moves;
+  RC_ASSERT(cycled(home, moves) == now);
+  const Away all = away(home, now, problem.ranks);
+  RC_ASSERT(plan.moves.experts == all.experts);
+  RC_ASSERT(moves.ranks.size() == all.in.size());
+  for (std::size_t p = 0; p < all.in.size(); ++p) {
+    RC_ASSERT(moves.ranks[p].in == all.in[p] * kExpertBytes);
+    RC_ASSERT(moves.ranks[p].out == all.out[p] * kExpertBytes);
+  }
+  RC_ASSERT(plan.placing.first_batch.has_value() == params.two_batches);
+  if (params.placement != PlacementMode::Sticky && params.placement != PlacementMode::Joint) return;
+
+  std::vector<Away> batches = {all};
+  if (params.two_batches) {
+    const Maps between = maps_of(*plan.placing.first_batch);
+    batches = {away(home, between, problem.ranks), away(between, now, problem.ranks)};
+  }
+  const MoveBudget budget = budget_of(params);
+  std::int64_t moved = 0;
+  for (const Away& batch : batches) moved += batch.experts;
+  RC_ASSERT(moved <= budget.most_experts(problem.spec.layers * problem.spec.experts));
+  for (std::size_t p = 0; budget.rank_bytes && p < all.in.size(); ++p) {
+    std::int64_t in = 0;
+    std::int64_t out = 0;
+    for (const Away& batch : batches) {
+      in += batch.in[p] * kExpertBytes;
+      out += batch.out[p] * kExpertBytes;
+    }
+    RC_ASSERT(in <= *budget.rank_bytes);
+    RC_ASSERT(out <= *budget.rank_bytes);
+  }
+}
+
 /// Everything that a plan promises, looked at twice: by `verify`, and by the rules written in the test.
 void assert_sound(const Problem& problem, const Scene& scene, const PlanParams& params, const Plan& plan) {
-  RC_ASSERT(plan.complete);
   RC_ASSERT(plan.dummies == dummies_wanted(problem));
   const Cells cells = cells_of(plan.layout);
   RC_ASSERT(feasible_without_routes(problem, cells, static_cast<std::int32_t>(plan.dummies)));
@@ -108,6 +230,7 @@ void assert_sound(const Problem& problem, const Scene& scene, const PlanParams& 
   const std::int64_t limit = problem.constraints.max_rank_tokens;
   RC_ASSERT(limit == 0 || peak <= limit);
 
+  assert_moves(problem, params, plan);
   const Evaluation again = evaluate(scene.instance, plan.placement, plan.layout);
   RC_ASSERT(again.score == plan.evaluation.score);
   RC_ASSERT(plan.evaluation.score.max_shard * (1 + 1e-12) >= plan.bounds.fixed_placement);
@@ -146,6 +269,7 @@ TEST(Plan, of_a_tiny_problem_exists_exactly_when_a_layout_does_and_its_row_bound
     }
     const Plan& plan = std::get<Plan>(outcome);
     assert_sound(problem, scene, params, plan);
+    RC_ASSERT(plan.complete);
     RC_ASSERT(fewest.has_value());
     RC_ASSERT(plan.rows.lower_bound <= *fewest);
     if (plan.rows.certified()) RC_ASSERT(plan.rows.rows == *fewest);
@@ -226,8 +350,10 @@ TEST(Plan, is_the_same_for_the_same_seed_on_any_number_of_threads) {
     };
     const std::string first = hash_of_a_run();
     RC_ASSERT(hash_of_a_run() == first);
-    params.threads = 3;
-    RC_ASSERT(hash_of_a_run() == first);
+    for (const std::int64_t threads : {2, 3}) {
+      params.threads = threads;
+      RC_ASSERT(hash_of_a_run() == first);
+    }
   });
 }
 
@@ -252,6 +378,177 @@ TEST(Plan, never_takes_more_rows_than_first_fit) {
     ++tight;
   });
   EXPECT_GT(tight, 100);
+}
+
+/// Every placement that differs by more than slots inside ranks, of a problem with one layer.
+void for_each_placement(const Problem& problem, const std::function<void(const Maps&)>& visit) {
+  const auto experts = static_cast<std::size_t>(problem.spec.experts);
+  const std::size_t per_rank = experts / static_cast<std::size_t>(problem.ranks);
+  Maps maps(1, std::vector<std::int32_t>(experts));
+  std::iota(maps[0].begin(), maps[0].end(), 0);
+  do {
+    bool sorted = true;
+    for (std::size_t slot = 1; slot < experts; ++slot) {
+      sorted = sorted && (slot % per_rank == 0 || maps[0][slot - 1] < maps[0][slot]);
+    }
+    if (sorted) visit(maps);
+  } while (std::ranges::next_permutation(maps[0]).found);
+}
+
+double least_over_layouts(const Problem& problem, const Scene& scene, const Placement& placement, std::int32_t rows) {
+  double least = std::numeric_limits<double>::infinity();
+  for_each_layout(problem, rows, 0, [&](const Cells& cells) {
+    least = std::min(least, evaluate(scene.instance, placement, to_layout(cells, problem)).score.max_shard);
+    return true;
+  });
+  return least;
+}
+
+TEST(Plan, lies_between_its_bound_and_what_trying_every_placement_and_layout_finds) {
+  int plans = 0;
+  int optimal = 0;
+  for_all(150, [&] {
+    Problem problem = draw_problem(Shape{
+        .min_samples = 2, .max_samples = 5, .max_layers = 1, .max_slots = 2, .max_ranks = 3, .max_slots_per_rank = 2});
+    if (draw(0, 1) == 0) problem.sync = Sync::Row;
+    PlanParams params = draw_params();
+    params.placement = PlacementMode::Joint;
+    params.moves = "free";
+    params.search = search_of(Effort::Fast);
+    const Scene scene(problem);
+    const auto outcome = make_plan(scene.instance, params);
+    if (!std::holds_alternative<Plan>(outcome)) return;
+    const Plan& plan = std::get<Plan>(outcome);
+    const auto rows = static_cast<std::int32_t>(plan.rows.rows);
+    double least = std::numeric_limits<double>::infinity();
+    for_each_placement(problem, [&](const Maps& maps) {
+      least = std::min(least, least_over_layouts(problem, scene, to_placement(maps, problem.ranks), rows));
+    });
+    const double here = least_over_layouts(problem, scene, plan.placement, rows);
+    const double found = plan.evaluation.score.max_shard;
+    constexpr double kRounding = 1.0 + 1e-12;
+    RC_ASSERT(plan.bounds.any_placement <= least * kRounding);
+    RC_ASSERT(plan.bounds.fixed_placement <= here * kRounding);
+    RC_ASSERT(least <= here * kRounding);
+    RC_ASSERT(here <= found * kRounding);
+    optimal += found <= least * kRounding ? 1 : 0;
+    ++plans;
+  });
+  EXPECT_GT(plans, 100);
+  EXPECT_GT(optimal, plans / 2);
+}
+
+TEST(Plan, joint_is_never_worse_than_sticky_under_the_same_budget_and_seed) {
+  int better = 0;
+  for_all(600, [&] {
+    Problem problem = draw_problem(Shape{.min_samples = 4, .max_samples = 24, .max_slots = 4});
+    std::mt19937_64 random(draw_seed());
+    add_constraints(problem, random, below(random, 3) == 0);
+    PlanParams params = draw_params();
+    const MoveBudget budget = budget_of(params);
+    // Where nothing limits the moves, joint starts from LPT and not from sticky.
+    if (!params.moves.empty() && budget == MoveBudget{}) params.moves = "0.9";
+    const Scene scene(problem);
+    const auto score_with = [&](PlacementMode mode) -> std::optional<Score> {
+      params.placement = mode;
+      const auto outcome = make_plan(scene.instance, params);
+      if (!std::holds_alternative<Plan>(outcome)) return std::nullopt;
+      return std::get<Plan>(outcome).evaluation.score;
+    };
+    const auto sticky = score_with(PlacementMode::Sticky);
+    const auto joint = score_with(PlacementMode::Joint);
+    RC_ASSERT(sticky.has_value() == joint.has_value());
+    if (!sticky) return;
+    RC_ASSERT(joint->max_shard <= sticky->max_shard * (1.0 + 1e-12));
+    better += joint->max_shard < sticky->max_shard * (1.0 - 1e-9) ? 1 : 0;
+  });
+  EXPECT_GT(better, 25);
+}
+
+TEST(Plan, joint_with_free_moves_is_never_worse_than_lpt) {
+  int better = 0;
+  for_all(250, [&] {
+    Problem problem = draw_problem(Shape{.min_samples = 4, .max_samples = 24, .max_slots = 4});
+    std::mt19937_64 random(draw_seed());
+    add_constraints(problem, random, below(random, 3) == 0);
+    PlanParams params = draw_params();
+    params.moves = "free";
+    const Scene scene(problem);
+    const auto score_with = [&](PlacementMode mode) -> std::optional<Score> {
+      params.placement = mode;
+      const auto outcome = make_plan(scene.instance, params);
+      if (!std::holds_alternative<Plan>(outcome)) return std::nullopt;
+      return std::get<Plan>(outcome).evaluation.score;
+    };
+    const auto lpt = score_with(PlacementMode::Lpt);
+    const auto joint = score_with(PlacementMode::Joint);
+    RC_ASSERT(lpt.has_value() == joint.has_value());
+    if (!lpt) return;
+    RC_ASSERT(joint->max_shard <= lpt->max_shard * (1.0 + 1e-12));
+    better += joint->max_shard < lpt->max_shard * (1.0 - 1e-9) ? 1 : 0;
+  });
+  EXPECT_GT(better, 20);
+}
+
+/// Lets the deadline pass before the first phase.
+struct Late : Observer {
+  void phase_begins(Phase phase) override {
+    if (phase == Phase::Demand) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+};
+
+TEST(Plan, after_an_expired_deadline_is_sound_and_explains_a_refusal_all_the_same) {
+  int cut = 0;
+  for_all(150, [&] {
+    Problem problem = draw_problem(Shape{.min_samples = 4, .max_samples = 24, .max_slots = 4});
+    std::mt19937_64 random(draw_seed());
+    add_constraints(problem, random, below(random, 3) == 0);
+    PlanParams params = draw_params();
+    params.deadline_ms = 1;
+    const Scene scene(problem);
+    Late late;
+    const auto outcome = make_plan(scene.instance, params, nullptr, {&late, {}});
+    if (const auto* refusal = std::get_if<Infeasible>(&outcome)) {
+      assert_explained(*refusal);
+      return;
+    }
+    assert_sound(problem, scene, params, std::get<Plan>(outcome));
+    cut += std::get<Plan>(outcome).complete ? 0 : 1;
+  });
+  EXPECT_GT(cut, 20);
+}
+
+TEST(Plans, of_several_windows_share_a_placement_and_are_each_sound) {
+  int together = 0;
+  for_all(100, [&] {
+    Problem first = draw_problem(Shape{.min_samples = 4, .max_samples = 16, .max_slots = 4});
+    Problem second = first;
+    std::mt19937_64 random(draw_seed());
+    // The same samples in the order of another step, and half of them only.
+    const auto width = static_cast<std::size_t>(first.spec.layers * first.spec.experts);
+    const auto half = std::max<std::size_t>(static_cast<std::size_t>(first.samples()) / 2, 1);
+    second.spec.samples = static_cast<std::int64_t>(half);
+    second.spec.lengths.resize(half);
+    second.spec.counts.resize(half * width);
+    if (!second.spec.recorded.empty())
+      second.spec.recorded.resize(half * (first.spec.recorded.size() / first.spec.lengths.size()));
+    const PlanParams params = draw_params();
+    const Scene one(first);
+    const Scene two(second);
+    const std::vector<const Instance*> both = {&one.instance, &two.instance};
+    const auto outcome = make_plans(both, params);
+    if (const auto* refusal = std::get_if<Infeasible>(&outcome)) {
+      assert_explained(*refusal);
+      return;
+    }
+    const auto& plans = std::get<std::vector<Plan>>(outcome);
+    RC_ASSERT(plans.size() == std::size_t{2});
+    RC_ASSERT(plans[0].placement == plans[1].placement);
+    assert_sound(first, one, params, plans[0]);
+    assert_sound(second, two, params, plans[1]);
+    ++together;
+  });
+  EXPECT_GT(together, 30);
 }
 
 TEST(FirstFit, gives_a_feasible_layout_or_says_why_not) {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "window/generator/portable_math.h"
+#include "core/portable_math.h"
 
 namespace routepack {
 

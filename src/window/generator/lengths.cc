@@ -5,7 +5,7 @@
 #include <array>
 #include <cmath>
 
-#include "window/generator/portable_math.h"
+#include "core/portable_math.h"
 
 namespace routepack {
 namespace {

@@ -56,7 +56,7 @@ class RandomStream {
   void refill();
 
   static constexpr std::size_t kBuffered = 128;
-  std::array<std::uint32_t, 2> key_{};
+  std::uint64_t key_ = 0;
   std::array<std::uint32_t, 4> counter_{};
   std::size_t used_ = kBuffered;
   std::size_t next_size_ = 4;  ///< grows, so that short streams stay cheap

@@ -90,11 +90,19 @@ PlanRecord random_record(std::uint64_t seed) {
     record.moves = PlanRecord::MovesRecord{below(99), below(99), number(),
                                            below(2) == 0 ? std::optional<std::int64_t>(below(9)) : std::nullopt};
   if (below(2) == 0) record.metrics = {{"cv_global", number()}, {"tail_peak", 17.0}, {"attention", 3.0}};
-  if (below(2) == 0) record.timings_ms = {{"pack", number()}};
+  if (below(2) == 0) record.timings_ms = {{"search", number()}};
   if (below(2) == 0) {
     record.params = PlanParams{};
     record.params->seed = below(1000);
     record.params->placement = PlacementMode::Keep;
+    record.params->moves = below(2) == 0 ? "0.05 price:1,2" : "";
+    record.params->sticky_eps = below(2) == 0 ? 0.25 : 0.01;
+    if (below(2) == 0) {
+      record.params->search = search_of(Effort::Paper);
+      record.params->search->hot = 1.0 + number();
+      record.params->search->paper_energy = below(2) == 0;
+      record.params->search->levels = 1 + below(99);
+    }
   }
   return record;
 }
@@ -176,15 +184,18 @@ TEST(PlanFile, writes_keys_in_the_documented_order) {
   record.bound = 1.0;
   record.moves = PlanRecord::MovesRecord{};
   record.metrics = {{"joint", 1.0}};
-  record.timings_ms = {{"pack", 1.0}};
+  record.timings_ms = {{"search", 1.0}};
   record.params = PlanParams{};
+  record.search = SearchReport{};
+  record.placing = PlacementReport{};
+  record.placing->first_batch = Placement::identity(1, 4, 2);
   std::vector<std::string> keys;
   const Json json = Json::parse(to_json(record));
   for (const auto& [key, value] : json.items()) keys.push_back(key);
-  EXPECT_THAT(keys,
-              ElementsAre("format", "window", "topology", "capacity", "constraints", "cost", "sync", "complete", "rows",
-                          "rows_lower_bound", "rows_certified", "dummies", "physical_to_logical", "layout", "score",
-                          "bound", "moves", "metrics", "timings_ms", "params", "seed", "version"));
+  EXPECT_THAT(keys, ElementsAre("format", "window", "topology", "capacity", "constraints", "cost", "sync", "complete",
+                                "rows", "rows_lower_bound", "rows_certified", "dummies", "physical_to_logical",
+                                "layout", "score", "bound", "moves", "placing", "first_batch", "search", "metrics",
+                                "timings_ms", "params", "seed", "version"));
 }
 
 TEST(PlanFile, writes_a_line_per_layer_and_per_row) {
@@ -205,6 +216,46 @@ TEST(PlanFile, writes_every_constraint_and_parameter_under_its_name) {
   EXPECT_EQ(json["constraints"]["oversized"], "own-cell");
   EXPECT_EQ(json["params"]["effort"], "quality");
   EXPECT_EQ(json["seed"], 5);
+}
+
+TEST(PlanFile, writes_the_moves_as_cycles_of_slots_and_as_traffic_of_ranks) {
+  PlanRecord record = parse_plan(with("/physical_to_logical", "[[0, 1, 2, 3], [2, 1, 0, 3]]"), "plan.json");
+  record.moves = PlanRecord::MovesRecord{2, 0, 0.25, 20};
+  record.placing = PlacementReport{};
+  record.placing->layers = {LayerEnd::Kept, LayerEnd::HotExpert};
+  record.placing->sticky_swaps = 1;
+  record.placing->moves = list_moves(Placement::identity(2, 4, 2),
+                                     Placement::from_maps(2,
+                                                          {{ExpertId(0), ExpertId(1), ExpertId(2), ExpertId(3)},
+                                                           {ExpertId(2), ExpertId(1), ExpertId(0), ExpertId(3)}},
+                                                          "test"),
+                                     10, 1);
+  const Json json = Json::parse(to_json(record));
+  EXPECT_EQ(json["moves"], Json::parse(R"({"experts": 2, "fraction": 0.25, "local": 0, "bytes": 20,
+      "between_nodes": 2, "same_index": 2, "bytes_in": [10, 10], "bytes_out": [10, 10], "cycles": [[], [[0, 2]]]})"));
+  EXPECT_EQ(json["placing"], Json::parse(R"({"sticky_swaps": 1, "swaps_needed": 0, "row_aware_swaps": 0,
+      "layers": ["kept", "hot expert"]})"));
+  EXPECT_FALSE(json.contains("first_batch"));
+}
+
+TEST(PlanFile, writes_what_the_search_did_and_with_which_parameters) {
+  PlanRecord record = parse_plan(kSmall, "plan.json");
+  record.search = SearchReport{.ending = Ending::NothingToMove, .seed = 2.5, .seeds = 3, .failed_seeds = 1};
+  record.params = PlanParams{.search = search_of(Effort::Paper)};
+  const Json json = Json::parse(to_json(record));
+  EXPECT_EQ(json["search"], Json::parse(R"({"ending": "nothing to move", "seed": 2.5, "seeds": 3, "failed_seeds": 1,
+      "levels": 0, "proposals": 0, "accepted": 0})"));
+  EXPECT_EQ(json["params"]["search"]["population"], 8);
+  EXPECT_EQ(json["params"]["search"]["paper_energy"], true);
+}
+
+TEST(PlanFile, refuses_search_parameters_outside_their_bounds) {
+  EXPECT_EQ(said(with("/params", R"({"search": {"levels": 0}})")),
+            "plan.json: params.search.levels: found the number 0, wanted an integer from 1 to 1048576");
+  EXPECT_EQ(said(with("/params", R"({"search": {"near_share": 1.5}})")),
+            "plan.json: params.search.near_share: found 1.5, wanted 0 to 1");
+  EXPECT_EQ(said(with("/params", R"({"search": 3})")),
+            "plan.json: params.search: found the number 3, wanted an object");
 }
 
 TEST(PlanFile, leaves_out_dummies_stages_and_bytes_that_there_are_not) {

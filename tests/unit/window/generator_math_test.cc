@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "window/generator/portable_math.h"
+#include "core/portable_math.h"
 
 namespace routepack::portable {
 namespace {

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bindings.h"
+#include "routepack/version.h"
+
+NB_MODULE(_core, module) {
+  using namespace routepack::python;
+  module.doc() = "The compiled part of routepack. Import routepack instead.";
+  module.attr("version") = routepack::kVersion;
+  bind_errors(module);
+  bind_window(module);
+  bind_replay(module);
+  bind_problem(module);
+  bind_params(module);
+  bind_plan(module);
+}

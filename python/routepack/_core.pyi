@@ -1,0 +1,796 @@
+"""The compiled part of routepack. Import routepack instead."""
+
+from collections.abc import Sequence
+import os
+from typing import Any
+
+import numpy
+import numpy.typing
+
+
+version: str = '0.1.0'
+
+class Window:
+    """
+    What one optimizer step trains on: lengths, and how many tokens of each sample every expert of every layer gets.
+
+    Immutable; arrays are read-only views.
+    """
+
+    @staticmethod
+    def from_arrays(*, lengths: Any, counts: Any, top_k: int, recorded: Any = None, groups: Any = None, atomic: Any = None, pad_counts: Any = None, ids: Any = None, layers: Sequence[int] | None = None, model: str | None = None, kind: str = 'samples') -> Window:
+        """
+        A window over arrays of numpy, CPU torch, or anything with DLPack or the buffer protocol, without a copy.
+
+        lengths int32 [N], counts uint16, uint32 or int32 [N, L, E], recorded int32 [N] or [N, L], groups and
+        atomic int32 [N], pad_counts uint32 [L, E], ids int64 [N]. The arrays must not change afterwards.
+
+        >>> import numpy as np
+        >>> counts = np.array([[[3, 1]], [[0, 2]]], dtype=np.uint16)
+        >>> window = Window.from_arrays(lengths=np.array([4, 2], dtype=np.int32), counts=counts, top_k=1)
+        >>> window.samples, window.layers, window.experts
+        (2, 1, 2)
+        """
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> Window:
+        """Maps a window file. Counts are used in place."""
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes a window file, whole or not at all."""
+
+    @property
+    def samples(self) -> int:
+        """N"""
+
+    @property
+    def layers(self) -> int:
+        """L, MoE layers"""
+
+    @property
+    def experts(self) -> int:
+        """E, routed experts per layer"""
+
+    @property
+    def top_k(self) -> int:
+        """Experts chosen per token"""
+
+    @property
+    def kind(self) -> str:
+        """'samples', or 'aggregate' for demand without sample identity"""
+
+    @property
+    def model(self) -> str:
+        """Free text, may be empty"""
+
+    @property
+    def layer_numbers(self) -> list[int]:
+        """Global numbers of the layers, or empty"""
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Other metadata of the file"""
+
+    @property
+    def counts(self) -> numpy.typing.NDArray[Any]:
+        """uint16 or uint32 [N, L, E]"""
+
+    @property
+    def lengths(self) -> Any:
+        """int32 [N]; None in an aggregate without lengths"""
+
+    @property
+    def recorded(self) -> numpy.typing.NDArray[numpy.int32] | None:
+        """int32 [N] or [N, L]"""
+
+    @property
+    def groups(self) -> numpy.typing.NDArray[numpy.int32] | None:
+        """int32 [N]"""
+
+    @property
+    def atomic(self) -> numpy.typing.NDArray[numpy.int32] | None:
+        """int32 [N]"""
+
+    @property
+    def pad_counts(self) -> numpy.typing.NDArray[numpy.uint32] | None:
+        """uint32 [L, E]"""
+
+    @property
+    def ids(self) -> numpy.typing.NDArray[numpy.int64] | None:
+        """int64 [N]"""
+
+    @property
+    def fingerprint(self) -> str:
+        """«xxh3:» and 16 hex digits over the content; streams over the counts"""
+
+    def __repr__(self) -> str: ...
+
+def count_routes(ids: Any, experts: int, mask: Any, missing: str, layers: Sequence[int] | None, physical_to_logical: Any, length: int | None, invalid: str) -> tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.int32]]: ...
+
+def count_routes_batch(ids: list[Any], experts: int, masks: list[Any], missing: str, layers: Sequence[int] | None, physical_to_logical: Any, lengths: Sequence[int | None], invalid: str, threads: int) -> tuple[numpy.typing.NDArray[numpy.uint32], numpy.typing.NDArray[numpy.int32]]: ...
+
+class WindowBuilder:
+    def __init__(self, experts: int, top_k: int, layers: Sequence[int] | None, model: str | None, pad_counts: object | None, memory_bytes: int, spill_folder: str | os.PathLike | None) -> None: ...
+
+    def add_routes(self, ids: Any, length: int, mask: Any, id: int | None, group: int | None, atomic: int | None, missing: str, invalid: str, layers: Sequence[int] | None, physical_to_logical: Any) -> numpy.typing.NDArray[numpy.int32]: ...
+
+    def add_counts(self, counts: Any, length: int, recorded: Any, id: int | None, group: int | None, atomic: int | None) -> None: ...
+
+    def merge(self, part: Window, where: str) -> None: ...
+
+    @property
+    def samples(self) -> int: ...
+
+    def window(self) -> Window: ...
+
+    def seal(self, path: str | os.PathLike) -> None: ...
+
+def join_windows(parts: Sequence[Window]) -> Window: ...
+
+class Topology:
+    """Which data-parallel slots meet in which expert-parallel communicator."""
+
+    def __init__(self, dp: int, ep: int, tp: int = 1, cp: int = 1, etp: int = 1, pp: int = 1) -> None:
+        """
+        Sizes of Megatron's parallel groups.
+
+        >>> Topology(dp=4, ep=2).shards
+        [[0, 1], [2, 3]]
+        """
+
+    @staticmethod
+    def from_shards(ep: int, shards: Sequence[Sequence[int]], pp: int = 1) -> Topology:
+        """Slots shard by shard, and the ranks of each shard's communicator."""
+
+    @property
+    def slots(self) -> int:
+        """D, data-parallel slots"""
+
+    @property
+    def ranks(self) -> int:
+        """P, expert-parallel ranks of a communicator"""
+
+    @property
+    def pipeline_stages(self) -> int: ...
+
+    @property
+    def shards(self) -> list[list[int]]:
+        """Slots of each shard"""
+
+    def __repr__(self) -> str: ...
+
+class Stage:
+    """
+    One type of attention: alpha per token, beta per pair of tokens, both per cap.
+    """
+
+    def __init__(self, name: str, alpha: float = 0.0, beta: float = 0.0) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def alpha(self) -> float: ...
+
+    @property
+    def beta(self) -> float: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+class CostModel:
+    """What a token costs on the dense side and on the expert side."""
+
+    def __init__(self, stages: Sequence[Stage], expert: float | Sequence[float] = 1.0) -> None:
+        """
+        Stages in order of evaluation; `expert` is one weight, or one per MoE layer.
+
+        >>> CostModel([Stage("full", alpha=60.0, beta=200.0)]).expert
+        [1.0]
+        """
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> CostModel:
+        """Reads a cost file (TOML)."""
+
+    @staticmethod
+    def parse(toml: str, where: str = 'cost') -> CostModel:
+        """The same from text."""
+
+    @staticmethod
+    def file_template() -> str:
+        """A commented cost file to start from."""
+
+    def to_toml(self) -> str: ...
+
+    @property
+    def stages(self) -> list[Stage]: ...
+
+    @property
+    def expert(self) -> list[float]:
+        """One weight, or one per MoE layer"""
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+class Placement:
+    """
+    Which physical slot, and so which rank, holds each expert of each layer.
+    """
+
+    @staticmethod
+    def identity(layers: int, experts: int, ranks: int) -> Placement:
+        """
+        Expert e in slot e.
+
+        >>> Placement.identity(layers=1, experts=4, ranks=2).physical_to_logical.tolist()
+        [[0, 1, 2, 3]]
+        """
+
+    @staticmethod
+    def from_maps(*, ranks: int, physical_to_logical: Any) -> Placement:
+        """From int32 [L, E]: the logical expert in each slot."""
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> Placement:
+        """Reads a placement file or a plan file."""
+
+    def save(self, path: str | os.PathLike, epoch: int = 0) -> None:
+        """Writes a placement file."""
+
+    def to_json(self, epoch: int = 0) -> str: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def physical_to_logical(self) -> numpy.typing.NDArray[numpy.int32]:
+        """int32 [L, E]: the logical expert in each slot"""
+
+    @property
+    def logical_to_physical(self) -> numpy.typing.NDArray[numpy.int32]:
+        """int32 [L, E]: the slot of each expert"""
+
+    @property
+    def rank_of(self) -> numpy.typing.NDArray[numpy.int32]:
+        """int32 [L, E]: the rank that serves each expert"""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+class Constraints:
+    """What a layout must respect beyond the token cap."""
+
+    def __init__(self, *, sample_multiple: int = 1, cell_multiple: int = 1, min_rows: int = 1, row_multiple: int = 1, equal_count: bool = False, add_dummies: bool = False, max_samples_per_cell: int = 0, max_rank_tokens: int = 0, oversized: str = 'error') -> None: ...
+
+    @property
+    def sample_multiple(self) -> int:
+        """round each sample up to this many tokens for the cap (1 to 94906265)"""
+
+    @sample_multiple.setter
+    def sample_multiple(self, value: int, /) -> None: ...
+
+    @property
+    def cell_multiple(self) -> int:
+        """round each cell up to this many tokens for the cap (1 to 94906265)"""
+
+    @cell_multiple.setter
+    def cell_multiple(self, value: int, /) -> None: ...
+
+    @property
+    def min_rows(self) -> int:
+        """use at least this many rows (1 to 2147483647)"""
+
+    @min_rows.setter
+    def min_rows(self, value: int, /) -> None: ...
+
+    @property
+    def row_multiple(self) -> int:
+        """use a multiple of this many rows (1 to 2147483647)"""
+
+    @row_multiple.setter
+    def row_multiple(self, value: int, /) -> None: ...
+
+    @property
+    def equal_count(self) -> bool:
+        """give every slot the same number of samples"""
+
+    @equal_count.setter
+    def equal_count(self, value: bool, /) -> None: ...
+
+    @property
+    def add_dummies(self) -> bool:
+        """with equal-count: fill up with one-token samples without routes"""
+
+    @add_dummies.setter
+    def add_dummies(self, value: bool, /) -> None: ...
+
+    @property
+    def max_samples_per_cell(self) -> int:
+        """samples in a cell at most (0 = no limit) (0 to 2147483647)"""
+
+    @max_samples_per_cell.setter
+    def max_samples_per_cell(self, value: int, /) -> None: ...
+
+    @property
+    def max_rank_tokens(self) -> int:
+        """
+        routed tokens of a rank in one row and layer at most, the out-of-memory guard (0 = no limit) (0 to 4503599627370496)
+        """
+
+    @max_rank_tokens.setter
+    def max_rank_tokens(self, value: int, /) -> None: ...
+
+    @property
+    def oversized(self) -> str:
+        """
+        a sample over the cap is an error, or gets its own cell: 'error', 'own-cell'
+        """
+
+    @oversized.setter
+    def oversized(self, value: str, /) -> None: ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every option and its value."""
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+class SearchParams:
+    """The search for a layout. Budgets are counted, never timed."""
+
+    def __init__(self, *, seeds: int = 4, choice_width: int = 4, diversity: float = 4, population: int = 1, block_rows: int = 3, rounds: int = 6, levels: int = 24, proposals_per_sample: int = 768, most_proposals: int = 2147483648, adaptive_temperatures: bool = True, hot: float = 0.1, cold: float = 0.003, paper_energy: bool = False, mean_share: float = 0.5, guided_share: float = 0, relocation_share: float = 0.05, near_share: float = 0.97, near_width: float = 0.03, tolerance: float = 0.0001, refinements: int = 2, repack_share: float = 0.25, repack_hot: float = 0.25, refine_steps: int = 4194304, kicks: int = 10) -> None: ...
+
+    @property
+    def seeds(self) -> int:
+        """
+        M: layouts that the seeding tries; the first two need no chance (1 to 4096)
+        """
+
+    @seeds.setter
+    def seeds(self, value: int, /) -> None: ...
+
+    @property
+    def choice_width(self) -> int:
+        """w: randomised choices are made among so many (1 to 4096)"""
+
+    @choice_width.setter
+    def choice_width(self, value: int, /) -> None: ...
+
+    @property
+    def diversity(self) -> float:
+        """
+        eta: what a unit of score gap weighs against a unit of distance (0 to 1000000)
+        """
+
+    @diversity.setter
+    def diversity(self, value: float, /) -> None: ...
+
+    @property
+    def population(self) -> int:
+        """P_pop: layouts annealed side by side, without blocks (1 to 4096)"""
+
+    @population.setter
+    def population(self, value: int, /) -> None: ...
+
+    @property
+    def block_rows(self) -> int:
+        """
+        row-shards that one thread anneals alone between two shuffles; 0: a population of whole layouts (0 to 1048576)
+        """
+
+    @block_rows.setter
+    def block_rows(self, value: int, /) -> None: ...
+
+    @property
+    def rounds(self) -> int:
+        """shuffles per temperature, with blocks (1 to 4096)"""
+
+    @rounds.setter
+    def rounds(self, value: int, /) -> None: ...
+
+    @property
+    def levels(self) -> int:
+        """N_T: temperatures (1 to 1048576)"""
+
+    @levels.setter
+    def levels(self, value: int, /) -> None: ...
+
+    @property
+    def proposals_per_sample(self) -> int:
+        """
+        proposals of the whole search, times the samples that may move (1 to 1099511627776)
+        """
+
+    @proposals_per_sample.setter
+    def proposals_per_sample(self, value: int, /) -> None: ...
+
+    @property
+    def most_proposals(self) -> int:
+        """proposals of the whole search at most (1 to 1099511627776)"""
+
+    @most_proposals.setter
+    def most_proposals(self, value: int, /) -> None: ...
+
+    @property
+    def adaptive_temperatures(self) -> bool:
+        """
+        temperatures in units of what a random move costs; otherwise relative to the energy
+        """
+
+    @adaptive_temperatures.setter
+    def adaptive_temperatures(self, value: bool, /) -> None: ...
+
+    @property
+    def hot(self) -> float:
+        """T_0: first temperature (1e-300 to 1e+300)"""
+
+    @hot.setter
+    def hot(self, value: float, /) -> None: ...
+
+    @property
+    def cold(self) -> float:
+        """T_N-1: last temperature (1e-300 to 1e+300)"""
+
+    @cold.setter
+    def cold(self, value: float, /) -> None: ...
+
+    @property
+    def paper_energy(self) -> bool:
+        """minimise s0 + 1e-6 s1 + 1e-9 s2, as the paper does"""
+
+    @paper_energy.setter
+    def paper_energy(self, value: bool, /) -> None: ...
+
+    @property
+    def mean_share(self) -> float:
+        """weight of the mean shard beside the slowest one in the energy (0 to 1)"""
+
+    @mean_share.setter
+    def mean_share(self, value: float, /) -> None: ...
+
+    @property
+    def guided_share(self) -> float:
+        """p_guide: proposals from costly to cheap row-shards (0 to 1)"""
+
+    @guided_share.setter
+    def guided_share(self, value: float, /) -> None: ...
+
+    @property
+    def relocation_share(self) -> float:
+        """rho: proposals that move one sample alone (0 to 1)"""
+
+    @relocation_share.setter
+    def relocation_share(self, value: float, /) -> None: ...
+
+    @property
+    def near_share(self) -> float:
+        """of the other swaps: between samples of similar length (0 to 1)"""
+
+    @near_share.setter
+    def near_share(self, value: float, /) -> None: ...
+
+    @property
+    def near_width(self) -> float:
+        """how far similar reaches, as a share of the samples (0 to 1)"""
+
+    @near_width.setter
+    def near_width(self, value: float, /) -> None: ...
+
+    @property
+    def tolerance(self) -> float:
+        """gap to the bound at which the search ends early (0 to 1)"""
+
+    @tolerance.setter
+    def tolerance(self, value: float, /) -> None: ...
+
+    @property
+    def refinements(self) -> int:
+        """
+        joint: times that experts move to suit the rows, while it pays (1 to 4096)
+        """
+
+    @refinements.setter
+    def refinements(self, value: int, /) -> None: ...
+
+    @property
+    def repack_share(self) -> float:
+        """
+        joint: proposals of a search after such moves, of those before (0 to 1000000)
+        """
+
+    @repack_share.setter
+    def repack_share(self, value: float, /) -> None: ...
+
+    @property
+    def repack_hot(self) -> float:
+        """
+        joint: first temperature of such a search, of the one before (1e-300 to 1e+300)
+        """
+
+    @repack_hot.setter
+    def repack_hot(self, value: float, /) -> None: ...
+
+    @property
+    def refine_steps(self) -> int:
+        """
+        joint: load vectors that one refinement looks at (1 to 1125899906842624)
+        """
+
+    @refine_steps.setter
+    def refine_steps(self, value: int, /) -> None: ...
+
+    @property
+    def kicks(self) -> int:
+        """
+        joint with free moves: tries per layer to leave a local optimum (0 to 1048576)
+        """
+
+    @kicks.setter
+    def kicks(self, value: int, /) -> None: ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every option and its value."""
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+class PlanParams:
+    """How to plan, as opposed to what is allowed."""
+
+    def __init__(self, *, placement: str = 'joint', sticky_eps: float = 0.01, moves: str = '', two_batches: bool = False, ranks_per_node: int = 0, expert_bytes: int = 0, model: str = '', weight_bytes: int = 2, optimizer_bytes: int = 12, optimizer_shards: int = 1, row_order: str = 'pipeline', effort: str = 'default', deadline_ms: int = 0, threads: int = 0, seed: int = 0, search: SearchParams | None = None) -> None: ...
+
+    @property
+    def placement(self) -> str:
+        """where experts go: 'keep', 'lpt', 'sticky', 'joint'"""
+
+    @placement.setter
+    def placement(self, value: str, /) -> None: ...
+
+    @property
+    def sticky_eps(self) -> float:
+        """sticky, joint: stop moving once max/mean is within 1 + this (0 to 1)"""
+
+    @sticky_eps.setter
+    def sticky_eps(self, value: float, /) -> None: ...
+
+    @property
+    def moves(self) -> str:
+        """
+        free, a share of all experts (0.05), bytes per rank (200MB), price:X[,Y] per moved expert; all hold
+        """
+
+    @moves.setter
+    def moves(self, value: str, /) -> None: ...
+
+    @property
+    def two_batches(self) -> bool:
+        """joint: list the sticky moves and the row-aware ones apart"""
+
+    @two_batches.setter
+    def two_batches(self, value: bool, /) -> None: ...
+
+    @property
+    def ranks_per_node(self) -> int:
+        """EP ranks of a node, for price:X,Y (0 = one node) (0 to 1048576)"""
+
+    @ranks_per_node.setter
+    def ranks_per_node(self, value: int, /) -> None: ...
+
+    @property
+    def expert_bytes(self) -> int:
+        """
+        bytes of state that move with one expert (0 = not known) (0 to 1125899906842624)
+        """
+
+    @expert_bytes.setter
+    def expert_bytes(self, value: int, /) -> None: ...
+
+    @property
+    def model(self) -> str:
+        """
+        preset whose widths give the bytes of an expert (see generate --list-models)
+        """
+
+    @model.setter
+    def model(self, value: str, /) -> None: ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """with --model: bytes of a weight (0 to 64)"""
+
+    @weight_bytes.setter
+    def weight_bytes(self, value: int, /) -> None: ...
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """with --model: master weight and moments, bytes per weight (0 to 64)"""
+
+    @optimizer_bytes.setter
+    def optimizer_bytes(self, value: int, /) -> None: ...
+
+    @property
+    def optimizer_shards(self) -> int:
+        """with --model: replicas that share the optimizer state (1 to 1048576)"""
+
+    @optimizer_shards.setter
+    def optimizer_shards(self, value: int, /) -> None: ...
+
+    @property
+    def row_order(self) -> str:
+        """
+        light rows at both ends, or rows as they were built: 'pipeline', 'keep'
+        """
+
+    @row_order.setter
+    def row_order(self, value: str, /) -> None: ...
+
+    @property
+    def effort(self) -> str:
+        """budget of the search: 'paper', 'fast', 'default', 'quality'"""
+
+    @effort.setter
+    def effort(self, value: str, /) -> None: ...
+
+    @property
+    def deadline_ms(self) -> int:
+        """end with the best plan so far (0 = no deadline) (0 to 1099511627776)"""
+
+    @deadline_ms.setter
+    def deadline_ms(self, value: int, /) -> None: ...
+
+    @property
+    def threads(self) -> int:
+        """worker threads (0 = one per core) (0 to 4096)"""
+
+    @threads.setter
+    def threads(self, value: int, /) -> None: ...
+
+    @property
+    def seed(self) -> int:
+        """names the random streams (0 to 9223372036854775807)"""
+
+    @seed.setter
+    def seed(self, value: int, /) -> None: ...
+
+    @property
+    def search(self) -> SearchParams | None:
+        """instead of what the effort stands for; reading gives a copy"""
+
+    @search.setter
+    def search(self, value: SearchParams | None, /) -> None: ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every option and its value."""
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+class Plan:
+    """A placement, a layout, and what they are worth."""
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> Plan:
+        """Reads a plan file."""
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes a plan file, whole or not at all."""
+
+    def to_json(self) -> str:
+        """The text of the plan file."""
+
+    @property
+    def hash(self) -> str:
+        """
+        «xxh3:» and 16 hex digits; equal for the same plan, whatever its timings and threads
+        """
+
+    def verify(self, window: Window) -> list[tuple[str, str]]:
+        """Broken rules as (rule, sentence); an empty list is a sound plan."""
+
+    def evaluate(self, window: Window) -> tuple[float, float, float]:
+        """The score from scratch: (max_shard, total, worst_row)."""
+
+    @property
+    def placement(self) -> Placement: ...
+
+    @property
+    def physical_to_logical(self) -> numpy.typing.NDArray[numpy.int32]:
+        """int32 [L, E]: the logical expert in each slot"""
+
+    @property
+    def layout(self) -> list[list[list[int]]]:
+        """Samples of each slot of each row"""
+
+    @property
+    def rows(self) -> numpy.typing.NDArray[numpy.int32]:
+        """int32 [samples and dummies]: the row of each"""
+
+    @property
+    def slots(self) -> numpy.typing.NDArray[numpy.int32]:
+        """int32 [samples and dummies]: the slot of each"""
+
+    @property
+    def num_rows(self) -> int:
+        """R"""
+
+    @property
+    def num_slots(self) -> int:
+        """D"""
+
+    @property
+    def rows_lower_bound(self) -> int | None: ...
+
+    @property
+    def rows_certified(self) -> bool | None: ...
+
+    @property
+    def dummies(self) -> int:
+        """One-token samples behind the last one"""
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def complete(self) -> bool:
+        """False: cut short by a deadline"""
+
+    @property
+    def shards(self) -> list[list[int]]: ...
+
+    @property
+    def constraints(self) -> Constraints: ...
+
+    @property
+    def params(self) -> PlanParams | None: ...
+
+    @property
+    def sync(self) -> str: ...
+
+    @property
+    def score(self) -> tuple[float, float, float] | None:
+        """(max_shard, total, worst_row)"""
+
+    @property
+    def bound(self) -> float | None:
+        """What no plan goes below in the first component of the score"""
+
+    @property
+    def gap(self) -> float | None:
+        """score / bound - 1"""
+
+    @property
+    def metrics(self) -> dict[str, float]: ...
+
+    @property
+    def timings_ms(self) -> dict[str, float]: ...
+
+    @property
+    def moves(self) -> dict[str, float] | None:
+        """
+        experts and fraction that change rank, local that change slot inside one, bytes when known
+        """
+
+    def __repr__(self) -> str: ...
+
+def plan(window: Window, topology: Topology, *, capacity: int, cost: CostModel, constraints: Constraints | None = None, params: PlanParams | None = None, current: Placement | Plan | None = None, sync: str = 'step') -> Plan:
+    """
+    Plans one optimizer step: where every expert lives, and in which row and slot every sample trains.
+
+    Runs without the GIL; Ctrl-C stops it. `current` is where experts are now, else expert e in slot e.
+
+    :raises InfeasibleError: when no layout exists; the message says why and what would help
+    """

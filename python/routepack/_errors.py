@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong. Every message is one line: where, what was found, what was wanted."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Root of everything that routepack raises on purpose."""
+
+
+class InvalidInput(Error, ValueError):
+    """Values that contradict each other or their own definition."""
+
+
+class FormatError(InvalidInput):
+    """A file whose bytes are not what its format promises."""
+
+
+class IoError(Error, OSError):
+    """The system refused to open, map, read or write."""
+
+
+class InternalError(Error):
+    """A broken invariant of routepack: a bug, never the caller's fault."""
+
+
+class Cancelled(Error):
+    """A stop was requested before there was a plan."""
+
+
+class InfeasibleError(Error):
+    """Well-formed input for which no layout exists, or none was found.
+
+    >>> error = InfeasibleError("sample 3 has 9000 tokens, the cap is 8192", "a larger cap")
+    >>> print(error)
+    no layout: sample 3 has 9000 tokens, the cap is 8192; what would help: a larger cap
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, remedy)
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"no layout: {self.reason}; what would help: {self.remedy}"

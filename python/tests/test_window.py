@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows over Python's arrays: no copy, the right lifetime, and clear refusals."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import routepack
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    """Two samples, one layer, three experts, one of them chosen per token."""
+    return {
+        "lengths": np.array([5, 6], dtype=np.int32),
+        "counts": np.array([[[1, 2, 2]], [[0, 6, 0]]], dtype=np.uint16),
+        "top_k": 1,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32"])
+def test_counts_are_the_callers_memory(dtype):
+    counts = arrays()["counts"].astype(dtype)
+    window = routepack.Window.from_arrays(**arrays(counts=counts))
+    assert np.shares_memory(window.counts, counts)
+    assert window.counts.dtype == np.dtype("uint32" if dtype == "int32" else dtype)
+    np.testing.assert_array_equal(window.counts, counts)
+    assert not window.counts.flags.writeable
+
+
+def test_every_tensor_comes_back(tmp_path):
+    given_arrays = arrays(
+        recorded=np.array([[5], [6]], dtype=np.int32),
+        groups=np.array([0, 0], dtype=np.int32),
+        atomic=np.array([-1, 4], dtype=np.int32),
+        pad_counts=np.array([[1, 2, 3]], dtype=np.uint32),
+        ids=np.array([7, -7], dtype=np.int64),
+        layers=[3],
+        model="a model",
+    )
+    window = routepack.Window.from_arrays(**given_arrays)
+    window.save(tmp_path / "w.safetensors")
+    again = routepack.Window.load(tmp_path / "w.safetensors")
+    for name in ("lengths", "counts", "groups", "atomic", "pad_counts", "ids"):
+        np.testing.assert_array_equal(getattr(again, name), given_arrays[name])
+    assert again.recorded is not None and again.recorded.ravel().tolist() == [5, 6]
+    assert (again.samples, again.layers, again.experts, again.top_k, again.kind) == (2, 1, 3, 1, "samples")
+    assert again.layer_numbers == [3] and again.model == "a model" and again.metadata == {}
+    assert again.fingerprint == window.fingerprint and again.fingerprint.startswith("xxh3:")
+    assert repr(again) == "<routepack.Window: 2 samples, 1 layers, 3 experts, top 1>"
+
+
+def test_absent_tensors_are_none():
+    window = routepack.Window.from_arrays(**arrays())
+    assert [window.recorded, window.groups, window.atomic, window.pad_counts, window.ids] == [None] * 5
+
+
+def test_an_aggregate_needs_no_lengths():
+    window = routepack.Window.from_arrays(
+        lengths=None, counts=np.array([[[9, 3]]], dtype=np.uint32), top_k=2, kind="aggregate"
+    )
+    assert window.kind == "aggregate" and window.lengths is None
+
+
+class Kept(np.ndarray):
+    """An array that tells when it goes."""
+
+
+def test_arrays_live_as_long_as_the_window_or_a_view_of_it():
+    counts = arrays()["counts"].view(Kept)
+    gone = weakref.ref(counts)
+    window = routepack.Window.from_arrays(**arrays(counts=counts))
+    del counts
+    gc.collect()
+    assert gone() is not None
+    view = window.counts
+    del window
+    gc.collect()
+    assert gone() is not None and view.tolist() == [[[1, 2, 2]], [[0, 6, 0]]]
+    del view
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_window_loaded_from_a_file_outlives_the_file(root, tmp_path):
+    path = tmp_path / "w.safetensors"
+    routepack.Window.from_arrays(**arrays()).save(path)
+    counts = routepack.Window.load(path).counts
+    path.unlink()
+    gc.collect()
+    assert counts.tolist() == [[[1, 2, 2]], [[0, 6, 0]]]
+
+
+COUNTS = arrays()["counts"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"counts": COUNTS.astype("int64")}, 'counts: found int64, wanted uint16, uint32 or int32; array.astype'),
+        ({"counts": COUNTS.astype("float32")}, "counts: found float32, wanted integers"),
+        ({"counts": COUNTS.astype(">u2")}, "counts: found byte order >u2, wanted the machine's own"),
+        ({"counts": np.asfortranarray(np.ones((2, 2, 2), dtype="u2"))}, "counts: found strides, wanted values in C order"),
+        ({"counts": COUNTS[0]}, r"counts: found 2 dimensions, wanted 3: \[samples, layers, experts\]"),
+        ({"counts": COUNTS.astype("i4") - 1}, r"counts\[1, 0, 0\]: found -1, wanted 0 or more"),
+        ({"counts": COUNTS[:0]}, r"samples \(N\): found 0"),
+        ({"counts": "abc"}, "counts: found str, wanted an array"),
+        ({"lengths": np.array([5, 6])}, 'lengths: found int64, wanted int32; array.astype'),
+        ({"lengths": np.array([5], dtype="i4")}, r"tensor lengths: found 1 values, wanted 2 for shape \[2\]"),
+        ({"lengths": None}, "tensor lengths"),
+        ({"lengths": np.array([5, 0], dtype="i4")}, r"tensor lengths\[1\]: found 0, wanted 1 or more"),
+        ({"recorded": np.array([[5, 6]], dtype="i4")}, r"recorded: found another shape, wanted \[samples\]"),
+        ({"recorded": np.array([5, 5], dtype="i4")}, r"tensor counts\[1, 0, :\]: found a sum of 6, wanted 5"),
+        ({"groups": np.zeros(0, dtype="i4")}, "groups: found an empty array"),
+        ({"pad_counts": np.ones(3, dtype="u4")}, "pad_counts: found 1 dimensions, wanted 2"),
+        ({"top_k": 0}, "top_k: found 0, wanted 1 to 3"),
+        ({"layers": [1, 2]}, "metadata layers: found 2 numbers, wanted 1"),
+        ({"kind": "parts"}, 'kind: found "parts", wanted "samples" or "aggregate"'),
+    ],
+)
+def test_what_is_wrong_is_said(changes, message):
+    with pytest.raises(routepack.InvalidInput, match=message) as caught:
+        routepack.Window.from_arrays(**arrays(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_unaligned_memory_is_refused_with_the_remedy():
+    raw = np.zeros(13, dtype=np.uint8)
+    counts = raw[1:].view(np.uint16).reshape(2, 1, 3)
+    with pytest.raises(routepack.InvalidInput, match=r"counts: found memory that is not aligned.*array.copy\(\)"):
+        routepack.Window.from_arrays(**arrays(counts=counts))
+
+
+def test_errors_are_pythons_own_kinds(tmp_path):
+    assert issubclass(routepack.InvalidInput, ValueError) and issubclass(routepack.FormatError, routepack.InvalidInput)
+    assert issubclass(routepack.IoError, OSError) and issubclass(routepack.InternalError, RuntimeError)
+    with pytest.raises(OSError, match="cannot open for reading: No such file"):
+        routepack.Window.load(tmp_path / "nothing")
+    (tmp_path / "w").write_bytes(b"no window")
+    with pytest.raises(routepack.FormatError, match="w: "):
+        routepack.Window.load(tmp_path / "w")
+    with pytest.raises(routepack.IoError):
+        routepack.Window.from_arrays(**arrays()).save(tmp_path)
+
+
+def test_file_names_that_are_not_utf8_stand_in_messages(tmp_path):
+    import os
+
+    path = os.fsencode(tmp_path) + b"/\xff"
+    with pytest.raises(routepack.IoError, match="cannot open for reading"):
+        routepack.Window.load(os.fsdecode(path))
+
+
+@given(st.data())
+def test_random_arrays_are_a_window_or_a_clear_refusal(data):
+    shape = data.draw(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 4)))
+    dtype = data.draw(st.sampled_from(["uint16", "uint32", "int32", "int64", "float64", ">u2"]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    counts = rng.integers(0, 4, size=shape).astype(dtype)
+    small = st.one_of(st.none(), st.lists(st.integers(-2, 9), min_size=0, max_size=4))
+    options = {name: data.draw(small) for name in ("lengths", "recorded", "groups", "atomic", "ids")}
+    given_arrays = {
+        name: None if values is None else np.array(values, dtype=np.int64 if name == "ids" else np.int32)
+        for name, values in options.items()
+    }
+    try:
+        window = routepack.Window.from_arrays(counts=counts, top_k=data.draw(st.integers(-1, 5)), **given_arrays)
+    except routepack.InvalidInput as error:
+        assert "\n" not in str(error)
+        return
+    np.testing.assert_array_equal(window.counts, counts)
+    assert len(window.fingerprint) == 21

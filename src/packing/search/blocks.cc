@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "packing/search/blocks.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/assert.h"
+#include "core/philox.h"
+#include "packing/search/chain.h"
+#include "packing/search/state.h"
+#include "packing/search/temperature.h"
+
+namespace routepack::search {
+namespace {
+
+constexpr std::uint32_t kDealStream = 0xb10c5dea;
+
+class BlockAnnealing {
+ public:
+  BlockAnnealing(const Problem& problem, const Arrangement& start, const SearchParams& params, std::int64_t seed,
+                 double bound, Executor& executor, const std::stop_token& stop, const LevelObserver& observer)
+      : problem_(problem),
+        params_(params),
+        seed_(seed),
+        bound_(bound),
+        executor_(executor),
+        stop_(stop),
+        observer_(observer),
+        weights_(energy_weights(problem, params)),
+        state_(problem, start),
+        totals_(state_.totals()),
+        best_(state_.exact_score()),
+        best_cells_(state_.cells_of_items()) {
+    // Shards that meet in every row stay together.
+    const bool by_row = problem.instance.sync == Sync::Row;
+    row_shards_of_unit_ = by_row ? problem.shards : 1;
+    units_.resize(by_row ? problem.rows : problem.row_shards());
+    std::iota(units_.begin(), units_.end(), Index{0});
+    const auto fitting = static_cast<std::int64_t>(units_.size()) / params.block_rows;
+    blocks_ = static_cast<std::size_t>(std::max<std::int64_t>(1, fitting));
+    // No block sees the worst row-shard of the others.
+    if (blocks_ > 1) weights_.worst = 0.0;
+  }
+
+  Found run() {
+    const Score before = best_;
+    found_.ending = go();
+    ROUTEPACK_ASSERT(best_ <= before, "the search ends worse than it began");
+    found_.arrangement = problem_.arrangement(best_cells_);
+    const State state(problem_, found_.arrangement);
+    ROUTEPACK_ASSERT(state.exact_score() == best_, "the best layout does not score what it was taken for");
+    found_.score = best_;
+    found_.joint.assign(state.joint().begin(), state.joint().end());
+    return std::move(found_);
+  }
+
+ private:
+  Ending go() {
+    if (problem_.movable.size() < 2 || problem_.cells() < 2) return Ending::NothingToMove;
+    if (bound_reached()) return Ending::BoundReached;
+    const auto levels = temperatures(state_, params_, seed_);
+    if (levels.empty()) return Ending::NothingToMove;
+    const std::int64_t rounds = blocks_ == 1 ? 1 : params_.rounds;
+    for (std::size_t n = 0; n < levels.size(); ++n) {
+      std::int64_t proposals = 0;
+      std::int64_t accepted = 0;
+      for (std::int64_t k = 0; k < rounds; ++k) {
+        const auto round = static_cast<Index>(static_cast<std::int64_t>(n) * rounds + k);
+        run_round(round, levels[n], rounds, n + 1 == levels.size(), proposals, accepted);
+        if (stop_.stop_requested()) break;
+      }
+      report(levels[n], proposals, accepted);
+      if (stop_.stop_requested()) return Ending::Stopped;
+      if (bound_reached()) return Ending::BoundReached;
+    }
+    return Ending::Budget;
+  }
+
+  void run_round(Index round, double temperature, std::int64_t rounds, bool last_level, std::int64_t& proposals,
+                 std::int64_t& accepted) {
+    const auto regions = deal(round);
+    std::vector<Trail> trails(regions.size());
+    const auto all = static_cast<std::int64_t>(problem_.movable.size());
+    const auto per_sample =
+        std::min(params_.proposals_per_sample, std::max<std::int64_t>(1, params_.most_proposals / all));
+    executor_.for_each(regions.size(), [&](std::size_t b) {
+      const auto movable = static_cast<std::int64_t>(regions[b].movable.size());
+      const Task task{.seed = seed_,
+                      .level = round,
+                      .chain = static_cast<Index>(b),
+                      .temperature = temperature,
+                      .steps = std::max<std::int64_t>(1, per_sample * movable / (params_.levels * rounds)),
+                      .weights = weights_,
+                      .end_at_best = last_level};
+      Totals totals = share_of_block();
+      trails[b] = walk(state_, regions[b], task, params_, totals, stop_);
+    });
+    totals_ = state_.totals();
+    for (const Trail& trail : trails) {
+      proposals += trail.proposals;
+      accepted += trail.accepted;
+    }
+    if (const Score score = state_.exact_score(); score < best_) {
+      best_ = score;
+      best_cells_ = state_.cells_of_items();
+    }
+  }
+
+  /// Cuts the units into blocks, each time others.
+  std::vector<Region> deal(Index round) {
+    if (blocks_ > 1) {
+      for (std::size_t left = units_.size(); left > 1; --left) {
+        const auto bits =
+            philox(static_cast<std::uint64_t>(seed_), {static_cast<std::uint32_t>(left), round, 0, kDealStream});
+        std::swap(units_[left - 1], units_[scaled(bits[0], static_cast<std::uint32_t>(left))]);
+      }
+    }
+    std::vector<Region> regions(blocks_);
+    std::vector<Index> block_of(problem_.row_shards());
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      const std::size_t block = u * blocks_ / units_.size();
+      for (std::size_t k = 0; k < row_shards_of_unit_; ++k) {
+        const auto rs = static_cast<Index>(units_[u] * row_shards_of_unit_ + k);
+        block_of[rs] = static_cast<Index>(block);
+        for (Index cell = problem_.first_cell(rs); cell < problem_.end_cell(rs); ++cell) {
+          regions[block].cells.push_back(cell);
+        }
+      }
+    }
+    for (const Index item : problem_.movable) {
+      regions[block_of[problem_.row_shard_of[state_.cell_of(item)]]].movable.push_back(item);
+    }
+    return regions;
+  }
+
+  /// The totals as one of several blocks sees them: each mends its share of what the shards differ by. If all mended
+  /// all of it, shards would swing.
+  [[nodiscard]] Totals share_of_block() const {
+    Totals totals = totals_;
+    if (problem_.instance.sync == Sync::Row || problem_.shards == 1 || blocks_ == 1) return totals;
+    const std::int64_t mean = totals.score.total / static_cast<std::int64_t>(problem_.shards);
+    for (std::int64_t& total : totals.shard_totals) total = mean + (total - mean) / static_cast<std::int64_t>(blocks_);
+    totals.score.primary = std::ranges::max(totals.shard_totals);
+    return totals;
+  }
+
+  void report(double temperature, std::int64_t proposals, std::int64_t accepted) {
+    found_.proposals += proposals;
+    found_.accepted += accepted;
+    ++found_.levels;
+    if (!observer_) return;
+    observer_({.level = found_.levels,
+               .levels = params_.levels,
+               .temperature = temperature,
+               .acceptance = proposals == 0 ? 0.0 : static_cast<double>(accepted) / static_cast<double>(proposals),
+               .best = best_.max_shard,
+               .gap = gap_to(best_.max_shard, bound_),
+               .proposals = found_.proposals});
+  }
+  [[nodiscard]] bool bound_reached() const { return gap_to(best_.max_shard, bound_) <= params_.tolerance; }
+
+  const Problem& problem_;
+  const SearchParams& params_;
+  std::int64_t seed_;
+  double bound_;
+  Executor& executor_;
+  const std::stop_token& stop_;
+  const LevelObserver& observer_;
+  EnergyWeights weights_;
+  State state_;
+  Totals totals_;
+  Score best_;
+  std::vector<Index> best_cells_;
+  std::vector<Index> units_;  // row-shards, or rows
+  std::size_t row_shards_of_unit_ = 1;
+  std::size_t blocks_ = 1;
+  Found found_;
+};
+
+}  // namespace
+
+Found anneal_in_blocks(const Problem& problem, const Arrangement& start, const SearchParams& params, std::int64_t seed,
+                       double bound, Executor& executor, const std::stop_token& stop, const LevelObserver& observer) {
+  return BlockAnnealing(problem, start, params, seed, bound, executor, stop, observer).run();
+}
+
+}  // namespace routepack::search
