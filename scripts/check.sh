@@ -33,6 +33,15 @@ end_to_end tests/e2e
 step "the commands of README.md and docs/"
 "$python" scripts/docs_commands.py
 
+step "the sdist and the wheel, installed into an environment with nothing but numpy"
+status=0
+scripts/python_package.sh && scripts/wheel_test.sh || status=$?
+if ((status == 3)); then
+  echo "SKIPPED: the wheel's environment needs numpy from PyPI, which cannot be reached." >&2
+elif ((status != 0)); then
+  exit "$status"
+fi
+
 step "dev (AddressSanitizer, UndefinedBehaviorSanitizer, heavy asserts): build, tests, end-to-end tests"
 build_and_test dev
 ROUTEPACK_BIN=$PWD/build/dev/bin/routepack end_to_end -m "not memory" tests/e2e

@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the Python package, and tests against other people's implementations; both need packages from PyPI. Without
-# PyPI they are skipped, loudly.
+# PyPI they are skipped, loudly; so are the tests with torch where its CPU build is not at hand.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+banner() {
+  local line
+  line=$(printf '=%.0s' {1..97})
+  printf '%s\n' "$line" "$@" "$line" >&2
+}
 
 status=0
 scripts/python_package.sh || status=$?
 if ((status == 3)); then
-  echo "=================================================================================================" >&2
-  echo "SKIPPED: tests/cross and python/tests need packages from PyPI, which cannot be reached." >&2
-  echo "All other tests counted." >&2
-  echo "=================================================================================================" >&2
+  banner "SKIPPED: tests/cross and python/tests need packages from PyPI, which cannot be reached." "All other tests counted."
   exit 0
 elif ((status != 0)); then
   exit "$status"
@@ -19,3 +22,8 @@ fi
 export ROUTEPACK_BIN=$PWD/build/release/bin/routepack
 .venv/bin/python -m pytest -q -p no:cacheprovider tests/cross
 .venv/bin/python -m pytest -q -p no:cacheprovider python/tests
+if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+  banner "SKIPPED: the tests that read and write torch files, and those with torch tensors." \
+    "pip found no CPU build of $(grep -v '^#' requirements/torch.txt); requirements/README.md says how to give it one." \
+    "All other tests counted."
+fi

@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What moves buy: joint objective, efficiency, gap and share moved of every way to place experts.
 
-Usage: placement_quality.py ROUTEPACK [--folder DIR] [--steps 20] [--part tables|seeds|steps]
+Usage: placement_quality.py ROUTEPACK [--folder DIR] [--steps 20] [--part tables|seeds|steps|tinymoe]
 
 tables: keep, LPT, sticky at three tolerances and joint with budgets, from the identity, on real windows and presets.
 seeds:  ling-3.0-tiny, seeds 1 to 5: sticky, joint with 0.10·L·E moves more, free.
 steps:  drifting windows in order, the placement carried along: fresh LPT, sticky, joint, joint with free moves.
+tinymoe: the same on eight windows of a real GRPO run of a small model (tests/data/tinymoe_grpo).
 """
 
 import argparse
+import lzma
 import pathlib
+import subprocess
 import tempfile
 
 import windows
@@ -62,30 +65,44 @@ def seeds(routepack, folder, out):
         print(f"  10 % more moves give {100 * (joint[0] - joint[1]) / (joint[0] - joint[2]):.0f} % of what free moves add")
 
 
-def steps(routepack, folder, out, count):
-    run = folder / f"drift-{count}"
-    if not run.exists():
-        windows.subprocess.run([routepack, "generate", "--model", "ling-3.0-tiny", "--lengths", "gsm8k", "--prompts", "64",
-                                "--rollouts", "8", "--seed", "1", "--steps", str(count), "-o", run], check=True,
-                               capture_output=True)
-    ways = [("fresh LPT", ["--placement", "lpt"]), ("sticky", ["--placement", "sticky"]), ("joint", []),
-            ("joint free", ["--moves", "free"])]
-    print(f"\n{count} drifting windows of ling-3.0-tiny, placement carried along; means over steps 2 to {count}")
+def carried(routepack, folder, out, files, options):
+    """Plans the windows in order for every way, each from the placement that the way left; means over all but the first."""
+    ways = [("keep", ["--placement", "keep"]), ("fresh LPT", ["--placement", "lpt"]), ("sticky", ["--placement", "sticky"]),
+            ("joint", []), ("joint free", ["--moves", "free"])]
     for name, more in ways:
         current = []
-        joint, efficiency, moved = [], [], []
-        for window in sorted(run.glob("*.safetensors")):
-            case = windows.Case(name, window, windows.options(8, 8, 8192, windows.cost_file(folder, "tiny")))
-            result = windows.plan(routepack, case, *more, *current, out=out)
+        gap, efficiency, moved = [], [], []
+        for file in files:
+            first = ["--placement", "lpt"] if name == "keep" and not current else more
+            result = windows.plan(routepack, windows.Case(name, file, options), *first, *current, out=out)
             kept = folder / "current.json"
             out.replace(kept)
             current = ["--current", str(kept)]
-            joint.append(result["score"]["max_shard"] / result["bound"]["max_shard"])
+            gap.append(result["bound"]["gap"])
             efficiency.append(result["metrics"]["ep_efficiency"])
             moved.append(result["moves"]["fraction"])
-        mean = lambda values: sum(values[1:]) / len(values[1:])
-        print(f"  {name:12} gap {100 * (mean(joint) - 1):.3f} %  eff {mean(efficiency):.4f}  moved {100 * mean(moved):.2f} % "
-              f"(most in one step {100 * max(moved[1:]):.2f} %)", flush=True)
+        count = len(files) - 1
+        print(f"  {name:12} gap {100 * sum(gap[1:]) / count:.3f} %  eff {sum(efficiency[1:]) / count:.4f}  "
+              f"moved {100 * sum(moved[1:]) / count:.2f} % (most in one step {100 * max(moved[1:]):.2f} %)", flush=True)
+
+
+def steps(routepack, folder, out, count):
+    run = folder / f"drift-{count}"
+    if not run.exists():
+        subprocess.run([routepack, "generate", "--model", "ling-3.0-tiny", "--lengths", "gsm8k", "--prompts", "64", "--rollouts",
+                        "8", "--seed", "1", "--steps", str(count), "-o", run], check=True, capture_output=True)
+    print(f"\n{count} drifting windows of ling-3.0-tiny, placement carried along; means over steps 2 to {count}")
+    carried(routepack, folder, out, sorted(run.glob("*.safetensors")),
+            windows.options(8, 8, 8192, windows.cost_file(folder, "tiny")))
+
+
+def tinymoe(routepack, folder, out):
+    files = []
+    for packed in sorted((windows.ROOT / "tests" / "data" / "tinymoe_grpo").glob("*.xz")):
+        files.append(folder / packed.stem)
+        files[-1].write_bytes(lzma.decompress(packed.read_bytes()))
+    print("\n8 windows of tinymoe_grpo (steps 0, 1, 6, 7, 12, 13, 18, 19), placement carried along; means over all but the first")
+    carried(routepack, folder, out, files, windows.options(8, 8, 4096, windows.cost_file(folder, "tiny")))
 
 
 def main():
@@ -93,7 +110,7 @@ def main():
     parser.add_argument("routepack", type=pathlib.Path)
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()) / "routepack-bench")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--part", choices=["tables", "seeds", "steps"])
+    parser.add_argument("--part", choices=["tables", "seeds", "steps", "tinymoe"])
     args = parser.parse_args()
     routepack = args.routepack.resolve()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +121,8 @@ def main():
         seeds(routepack, args.folder, out)
     if args.part in (None, "steps"):
         steps(routepack, args.folder, out, args.steps)
+    if args.part in (None, "tinymoe"):
+        tinymoe(routepack, args.folder, out)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ def main():
             continue
         print(f"\n{case.name}: {' '.join(str(option) for option in case.options)}")
         for entry in rivals(routepack, case):
-            if entry["strategy"] == "routepack" or entry["joint"] is None:
+            if entry["strategy"] == "routepack" or entry.get("joint") is None:
                 continue
-            note = "" if not entry["broken_rules"] else "  breaks " + ",".join(entry["broken_rules"])
+            note = "" if not entry["marks"] else "  " + ",".join(entry["marks"])
             print(f"  {entry['strategy']:26} joint {entry['joint']:10.2f}  eff {entry['ep_efficiency']:.4f}  "
                   f"gap {100 * entry['gap']:6.2f} %  {entry['rows']:4} rows{note}")
         for threads in args.threads:

@@ -163,6 +163,8 @@ struct PlanParams {
   std::int64_t weight_bytes = 2;
   std::int64_t optimizer_bytes = 12;
   std::int64_t optimizer_shards = 1;
+  double link_gbytes = 0.0;
+  double tflops = 0.0;
   RowOrder row_order = RowOrder::Pipeline;
   Effort effort = Effort::Default;
   std::optional<SearchParams> search = {};  ///< instead of what the effort stands for
@@ -211,6 +213,10 @@ void describe(P& p, Visitor&& v) {
   v.integer("optimizer_bytes", p.optimizer_bytes, 0, 64, "with --model: master weight and moments, bytes per weight");
   v.integer("optimizer_shards", p.optimizer_shards, 1, 1 << 20,
             "with --model: replicas that share the optimizer state");
+  v.number("link_gbytes", p.link_gbytes, 0.0, 1e9,
+           "with --model and --tflops: GB/s that a rank sends, gives the price of a moved expert (0 = not known)");
+  v.number("tflops", p.tflops, 0.0, 1e9,
+           "with --model and --link-gbytes: TFLOP/s reached in the experts (0 = not known)");
   v.choice("row_order", p.row_order, "light rows at both ends, or rows as they were built");
   v.choice("effort", p.effort, "budget of the search");
   v.integer("deadline_ms", p.deadline_ms, 0, std::int64_t{1} << 40, "end with the best plan so far (0 = no deadline)");
@@ -231,7 +237,7 @@ void describe(S& s, Visitor&& v) {
   v.integer("levels", s.levels, 1, 1 << 20, "N_T: temperatures");
   v.integer("proposals_per_sample", s.proposals_per_sample, 1, std::int64_t{1} << 40,
             "proposals of the whole search, times the samples that may move");
-  v.integer("most_proposals", s.most_proposals, 1, std::int64_t{1} << 40, "proposals of the whole search at most");
+  v.integer("most_proposals", s.most_proposals, 1, std::int64_t{1} << 40, "proposals of one search at most");
   v.flag("adaptive_temperatures", s.adaptive_temperatures,
          "temperatures in units of what a random move costs; otherwise relative to the energy");
   v.number("hot", s.hot, 1e-300, 1e300, "T_0: first temperature");

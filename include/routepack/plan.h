@@ -45,7 +45,8 @@ class Observer {
   virtual ~Observer() = default;
   virtual void phase_begins(Phase /*phase*/) {}
   virtual void level_ends(const SearchProgress& /*progress*/) {}
-  /// Experts have a place from which, with two batches, only the second batch moves them; packing goes on.
+  /// Experts have a place; packing goes on. Final unless the mode is joint: with two batches the second batch moves
+  /// them once more, without they may move as long as planning runs, and with free moves be placed a second time.
   virtual void placed(const Placement& /*placement*/) {}
 };
 

@@ -9,8 +9,11 @@ namespace routepack::python {
 void bind_errors(nb::module_& module);
 void bind_window(nb::module_& module);
 void bind_replay(nb::module_& module);
-void bind_problem(nb::module_& module);  // topology, cost, placement
-void bind_params(nb::module_& module);   // from the describe() lists
+void bind_problem(nb::module_& module);       // topology, cost, placement
+void bind_params(nb::module_& module);        // from the describe() lists
+void bind_run(nb::module_& module);           // control and progress of a run
+void bind_plan_reports(nb::module_& module);  // what is known about a plan
 void bind_plan(nb::module_& module);
+void bind_planning(nb::module_& module);  // plan, plan_many
 
 }  // namespace routepack::python

@@ -11,5 +11,8 @@ NB_MODULE(_core, module) {
   bind_replay(module);
   bind_problem(module);
   bind_params(module);
+  bind_run(module);
+  bind_plan_reports(module);
   bind_plan(module);
+  bind_planning(module);
 }

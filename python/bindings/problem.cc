@@ -158,6 +158,16 @@ void bind_placement(nb::module_& module) {
           nb::sig("def rank_of(self) -> numpy.typing.NDArray[numpy.int32]"),
           "int32 [L, E]: the rank that serves each expert")
       .def_prop_ro("fingerprint", &Placement::fingerprint)
+      .def(
+          "__getstate__",
+          [](nb::handle_t<Placement> self) {
+            return nb::make_tuple(self.attr("ranks"), self.attr("physical_to_logical"));
+          },
+          nb::sig("def __getstate__(self) -> tuple[int, numpy.typing.NDArray[numpy.int32]]"))
+      .def("__setstate__",
+           [](Placement& self, const std::pair<std::int32_t, nb::object>& state) {
+             new (&self) Placement(from_maps(state.first, state.second));
+           })
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"))
       .def("__repr__", [](const Placement& self) {
         return fmt::format("<routepack.Placement: {} layers, {} experts on {} ranks>", self.layers(), self.experts(),

@@ -13,18 +13,25 @@
 """
 
 from routepack._core import (
+    Bounds,
     Constraints,
     CostModel,
     Placement,
+    PlacementReport,
     Plan,
+    PlanControl,
     PlanParams,
+    Progress,
     SearchParams,
+    SearchReport,
     Stage,
     Topology,
     Window,
     plan,
+    plan_many,
 )
 from routepack._core import version as __version__
+from routepack._critical_path import CriticalPath, critical_path
 from routepack._errors import (
     Cancelled,
     Error,
@@ -33,7 +40,11 @@ from routepack._errors import (
     InternalError,
     InvalidInput,
     IoError,
+    RoutePackWarning,
 )
+from routepack._future import PlanFuture
+from routepack._observation import Deviation, Observation, compare_loads
+from routepack._planner import Planner
 from routepack._replay import (
     CountReport,
     WindowBuilder,
@@ -46,30 +57,44 @@ from routepack._replay import (
 )
 
 __all__ = [
+    "Bounds",
     "Cancelled",
     "Constraints",
     "CostModel",
     "CountReport",
+    "CriticalPath",
+    "Deviation",
     "Error",
     "FormatError",
     "InfeasibleError",
     "InternalError",
     "InvalidInput",
     "IoError",
+    "Observation",
     "Placement",
+    "PlacementReport",
     "Plan",
+    "PlanControl",
+    "PlanFuture",
     "PlanParams",
+    "Planner",
+    "Progress",
+    "RoutePackWarning",
     "SearchParams",
+    "SearchReport",
     "Stage",
     "Topology",
     "Window",
     "WindowBuilder",
     "__version__",
+    "compare_loads",
     "count_routes",
     "count_routes_batch",
     "count_routes_report",
+    "critical_path",
     "join_segments",
     "join_windows",
     "plan",
+    "plan_many",
     "routes_from_bytes",
 ]

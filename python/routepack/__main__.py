@@ -1,37 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`routepack SUBCOMMAND …` of the Python package, also as `python -m routepack`."""
+"""`routepack SUBCOMMAND …` of the Python package, also as `python -m routepack`.
+
+convert and report are Python; every other subcommand is the C++ command line that the package carries.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-_USAGE = """usage: routepack convert KIND IN... -o WINDOW
+from routepack._terminal import output
 
-subcommands of the Python package:
-  convert   count recorded routes into a window (routepack convert --help)
+_PYTHON = {
+    "convert": "Count recorded routes into a window",
+    "report": "Show what a plan gains: page, pictures, trace",
+}
 
-plan, score, verify, inspect, compare and generate are subcommands of the C++ command line."""
+
+def program() -> Path:
+    """The C++ command line that was installed with the package."""
+    spec = importlib.util.find_spec("routepack._core")
+    folder = Path(spec.origin if spec is not None and spec.origin else __file__).parent
+    return folder / "bin" / "routepack"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand and returns the exit status."""
+    """Runs a subcommand and returns the exit status.
+
+    Without `argv`, as a program, one of the C++ command line takes this process over: signals and standard streams are
+    its own.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["convert"]:
-        from routepack.convert import main as convert
+    try:
+        if arguments[:1] == ["convert"]:
+            from routepack.convert import main as convert
 
-        return convert(arguments[1:])
-    if arguments[:1] in (["--help"], ["-h"]):
-        print(_USAGE)
-        return 0
-    if arguments[:1] == ["--version"]:
-        from routepack import __version__
+            return convert(arguments[1:])
+        if arguments[:1] == ["report"]:
+            from routepack.report.cli import main as report
 
-        print(f"routepack {__version__}")
-        return 0
-    found = f'"{arguments[0]}"' if arguments else "no subcommand"
-    print(f"routepack: found {found}, wanted convert; the others are in the C++ command line", file=sys.stderr)
-    return 2
+            return report(arguments[1:])
+        if not os.access(program(), os.X_OK):
+            print(f"routepack: error: {program()}: found no program, wanted the C++ command line", file=sys.stderr)
+            return 2
+        if arguments[:1] in (["--help"], ["-h"]):
+            output(_help())
+            return 0
+        command = [str(program()), *arguments]
+        if argv is not None:
+            return subprocess.run(command, check=False).returncode
+        for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and an ignored signal stays ignored
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        os.execv(command[0], command)
+    except KeyboardInterrupt:
+        return 130
+    except subprocess.CalledProcessError as error:  # the program cannot run here, and has said why
+        said = " ".join(str(error.stderr).split())
+        print(f"routepack: error: {program()}: cannot run: {said}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"routepack: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _help() -> str:
+    """The help of the C++ command line with the subcommands of the package among the others."""
+    done = subprocess.run([str(program()), "--help"], check=True, capture_output=True, text=True)
+    lines = done.stdout.rstrip().splitlines()
+    lines = [line for line in lines if not line.startswith("With the Python package")]
+    begin = lines.index("Subcommands:") + 1
+    end = begin + lines[begin:].index("")
+    column = lines[begin].index(lines[begin].split()[1], 2)
+    lines[end:end] = [f"  {name}".ljust(column) + words for name, words in _PYTHON.items()]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The compiled part of routepack. Import routepack instead."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import os
 from typing import Any
 
@@ -263,6 +263,10 @@ class Placement:
 
     @property
     def fingerprint(self) -> str: ...
+
+    def __getstate__(self) -> tuple[int, numpy.typing.NDArray[numpy.int32]]: ...
+
+    def __setstate__(self, arg: tuple[int, object], /) -> None: ...
 
     def __eq__(self, arg: object, /) -> bool: ...
 
@@ -679,12 +683,199 @@ class PlanParams:
 
     def __repr__(self) -> str: ...
 
+class PlanControl:
+    """
+    Ends a plan from another thread: `plan(..., control=control)`. One control ends one plan.
+
+    >>> control = PlanControl()
+    >>> control.cancel()
+    >>> control.cancelled
+    True
+    """
+
+    def __init__(self) -> None: ...
+
+    def cut(self) -> None:
+        """
+        End with the best plan as soon as there is a valid one; it says complete=False if that cost anything.
+        """
+
+    def cancel(self) -> None:
+        """End without a plan: `plan` raises Cancelled."""
+
+    @property
+    def cancelled(self) -> bool: ...
+
+class Progress:
+    """
+    How far a plan is: told when a phase begins (level 0) and when a temperature level ends.
+    """
+
+    @property
+    def phase(self) -> str:
+        """demand, place, loads, rows, seed, search, refine or check"""
+
+    @property
+    def level(self) -> int:
+        """Temperatures passed"""
+
+    @property
+    def levels(self) -> int:
+        """Temperatures of the whole search"""
+
+    @property
+    def temperature(self) -> float:
+        """Relative to the energy"""
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted of the proposals of this level"""
+
+    @property
+    def best(self) -> float:
+        """First component of the best score so far"""
+
+    @property
+    def gap(self) -> float:
+        """Of that to the bound with the placement there is"""
+
+    @property
+    def proposals(self) -> int:
+        """Moves priced so far"""
+
+    def __repr__(self) -> str: ...
+
+class SearchReport:
+    """What the search for a layout did."""
+
+    @property
+    def ending(self) -> str:
+        """'budget', 'bound reached', 'nothing to move' or 'stopped'"""
+
+    @property
+    def seed(self) -> float:
+        """First component of the score of the best layout to start from"""
+
+    @property
+    def seeds(self) -> int:
+        """Different layouts to start from"""
+
+    @property
+    def failed_seeds(self) -> int:
+        """Trials given up"""
+
+    @property
+    def levels(self) -> int:
+        """Temperatures passed"""
+
+    @property
+    def proposals(self) -> int:
+        """Moves priced"""
+
+    @property
+    def accepted(self) -> int:
+        """Moves made"""
+
+    def __repr__(self) -> str: ...
+
+class PlacementReport:
+    """
+    What placing the experts did, and how to get there from where they were.
+    """
+
+    @property
+    def layers(self) -> list[str]:
+        """
+        Why each layer ended: 'kept', 'balanced', 'hot expert', 'budget' or 'no swap helps'; empty when experts were kept or placed afresh
+        """
+
+    @property
+    def sticky_swaps(self) -> int:
+        """Swaps that balance the whole window"""
+
+    @property
+    def swaps_needed(self) -> int:
+        """No fewer swaps do that"""
+
+    @property
+    def row_aware_swaps(self) -> int:
+        """Swaps that suit the rows"""
+
+    @property
+    def cycles(self) -> list[tuple[int, list[int]]]:
+        """
+        (layer, slots): the expert in slots[k] goes to slots[k + 1], the last to the first
+        """
+
+    @property
+    def bytes_in(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [P]: bytes into each rank; zeros when nobody said what an expert weighs
+        """
+
+    @property
+    def bytes_out(self) -> numpy.typing.NDArray[numpy.int64]:
+        """int64 [P]: bytes out of each rank"""
+
+    @property
+    def between_nodes(self) -> int:
+        """Moved experts that leave their node"""
+
+    @property
+    def same_index(self) -> int:
+        """Moved experts that keep their local slot"""
+
+    @property
+    def first_batch(self) -> Placement | None:
+        """With two_batches: where experts are after the sticky moves"""
+
+    def __repr__(self) -> str: ...
+
+class Bounds:
+    """What no layout can beat, and why. Arrays are [L], in routed tokens."""
+
+    @property
+    def fixed_placement(self) -> float:
+        """Over every packing under the plan's placement"""
+
+    @property
+    def any_placement(self) -> float:
+        """Over every packing and every placement"""
+
+    @property
+    def balanced(self) -> float:
+        """The same if every rank could get the mean"""
+
+    @property
+    def placed_peak(self) -> numpy.typing.NDArray[numpy.int64]:
+        """Load of the busiest rank over the window"""
+
+    @property
+    def rank_mean(self) -> numpy.typing.NDArray[numpy.int64]:
+        """Mean load of a rank, rounded up"""
+
+    @property
+    def least_peak(self) -> numpy.typing.NDArray[numpy.int64]:
+        """The least peak that some placement might reach"""
+
+    @property
+    def copies_needed(self) -> numpy.typing.NDArray[numpy.int64]:
+        """Copies of hot experts without which no rank gets down to the mean"""
+
+    @property
+    def layers_that_need_replication(self) -> int:
+        """Layers in which one expert is hotter than a rank's fair share"""
+
 class Plan:
     """A placement, a layout, and what they are worth."""
 
     @staticmethod
     def load(path: str | os.PathLike) -> Plan:
         """Reads a plan file."""
+
+    @staticmethod
+    def from_json(text: str, source: str = 'plan') -> Plan:
+        """From the text of a plan file; `source` stands in messages."""
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a plan file, whole or not at all."""
@@ -752,6 +943,14 @@ class Plan:
     def shards(self) -> list[list[int]]: ...
 
     @property
+    def ranks(self) -> int:
+        """P, expert-parallel ranks"""
+
+    @property
+    def num_samples(self) -> int:
+        """N, without dummies"""
+
+    @property
     def constraints(self) -> Constraints: ...
 
     @property
@@ -773,7 +972,41 @@ class Plan:
         """score / bound - 1"""
 
     @property
-    def metrics(self) -> dict[str, float]: ...
+    def metrics(self) -> dict[str, float]:
+        """
+        Everything that a dashboard shows, as `routepack/NAME`: log it as it is (docs/python.md)
+        """
+
+    @property
+    def search(self) -> SearchReport | None:
+        """What the search did; None when the file does not say"""
+
+    @property
+    def placing(self) -> PlacementReport | None:
+        """How experts move and why; None when the file does not say"""
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """
+        Layer by layer; None for a plan that was read: its file has `bound` alone
+        """
+
+    @property
+    def row_scores(self) -> numpy.typing.NDArray[numpy.float64] | None:
+        """
+        float64 [R, G]: the objective of each row on each shard; None for a plan that was read
+        """
+
+    @property
+    def rows_because(self) -> str | None:
+        """
+        The rule that binds the lower bound of the rows; None for a plan that was read
+        """
+
+    def rank_loads(self, window: Window) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        int64 [R, G, L, P]: routed tokens of each rank in each row, on each shard, at each layer
+        """
 
     @property
     def timings_ms(self) -> dict[str, float]: ...
@@ -784,13 +1017,48 @@ class Plan:
         experts and fraction that change rank, local that change slot inside one, bytes when known
         """
 
+    def __getstate__(self) -> tuple[str, str]: ...
+
+    def __setstate__(self, arg: tuple[str, str], /) -> None: ...
+
     def __repr__(self) -> str: ...
 
-def plan(window: Window, topology: Topology, *, capacity: int, cost: CostModel, constraints: Constraints | None = None, params: PlanParams | None = None, current: Placement | Plan | None = None, sync: str = 'step') -> Plan:
+def plan(window: Window, topology: Topology, *, capacity: int, cost: CostModel, constraints: Constraints | None = None, params: PlanParams | None = None, current: Placement | Plan | None = None, sync: str = 'step', progress: Callable[[Progress], object] | None = None, placed: Callable[[Placement], object] | None = None, control: PlanControl | None = None) -> Plan:
     """
     Plans one optimizer step: where every expert lives, and in which row and slot every sample trains.
 
-    Runs without the GIL; Ctrl-C stops it. `current` is where experts are now, else expert e in slot e.
+    Runs without the GIL; Ctrl-C stops it, other threads go on, and several plans may run at once.
 
+    :param capacity: tokens that one cell holds
+    :param current: where experts are now; None: expert e in slot e
+    :param progress: told when a phase begins and a temperature level ends. Returning False ends the search
+        with the best plan there is by then; an exception ends it without one and comes out of this call
+    :param placed: told where experts go, before the search for a layout; final unless the placement is joint,
+        and then with params.two_batches final for the first batch of moves
+    :param control: ends the plan from another thread
     :raises InfeasibleError: when no layout exists; the message says why and what would help
+    :raises Cancelled: when the control said so
+
+    >>> import numpy as np
+    >>> counts = np.array([[[3, 1]], [[0, 4]], [[2, 2]], [[1, 3]]], dtype=np.uint16)
+    >>> window = Window.from_arrays(lengths=np.array([4, 4, 4, 4], dtype=np.int32), counts=counts, top_k=1)
+    >>> cost = CostModel([Stage("full", alpha=1.0, beta=2.0)])
+    >>> made = plan(window, Topology(dp=2, ep=2), capacity=8, cost=cost)
+    >>> made.num_rows, made.verify(window)
+    (1, [])
+    """
+
+def plan_many(windows: Sequence[Window], topology: Topology, *, capacity: int, cost: CostModel, constraints: Constraints | None = None, params: PlanParams | None = None, current: Placement | Plan | None = None, sync: str = 'step', progress: Callable[[Progress], object] | None = None, placed: Callable[[Placement], object] | None = None, control: PlanControl | None = None) -> list[Plan]:
+    """
+    Plans several optimizer steps of one rollout batch that share a placement: experts move once, and each
+    window gets a layout of its own. Options as those of `plan`. A cut takes effect once every window has a
+    layout.
+
+    >>> import numpy as np
+    >>> counts = np.array([[[3, 1]], [[0, 4]]], dtype=np.uint16)
+    >>> window = Window.from_arrays(lengths=np.array([4, 4], dtype=np.int32), counts=counts, top_k=1)
+    >>> cost = CostModel([Stage("full", alpha=1.0, beta=2.0)])
+    >>> first, second = plan_many([window, window], Topology(dp=2, ep=2), capacity=8, cost=cost)
+    >>> first.placement == second.placement
+    True
     """

@@ -43,3 +43,7 @@ class InfeasibleError(Error):
 
     def __str__(self) -> str:
         return f"no layout: {self.reason}; what would help: {self.remedy}"
+
+
+class RoutePackWarning(UserWarning):
+    """Something that works and is not as it should be."""

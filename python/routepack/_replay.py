@@ -326,6 +326,11 @@ def join_windows(parts: Iterable[_core.Window | str | os.PathLike[str]]) -> _cor
     """One window of all samples of `parts` (windows or window files), part after part.
 
     :raises InvalidInput: when they differ in experts, top_k, layers, model or pad_counts, or share an id
+
+    >>> counts = np.array([[[3, 1]]], dtype=np.uint16)
+    >>> one = _core.Window.from_arrays(lengths=np.array([4], dtype=np.int32), counts=counts, top_k=1)
+    >>> join_windows([one, one]).samples
+    2
     """
     return _core.join_windows(
         [part if isinstance(part, _core.Window) else _core.Window.load(os.fspath(part)) for part in parts]

@@ -136,7 +136,7 @@ Placed place(const std::string& name, const Placement* before, const Placement& 
   if (name == "sticky") {
     const PlanParams wanted = sticky_params(params);
     Placing placing(instance, from, demand, bound, wanted);
-    placing.place();
+    placing.place(PlacingStart::AsAsked);
     return {.before = from,
             .now = placing.placement(),
             .made_afresh = true,

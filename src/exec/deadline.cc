@@ -6,7 +6,7 @@
 namespace routepack {
 
 Deadline::Deadline(std::stop_token asked, std::optional<Clock::time_point> at)
-    : forward_(std::move(asked), [this] { source_.request_stop(); }) {
+    : end_(at), forward_(std::move(asked), [this] { source_.request_stop(); }) {
   if (!at) return;
   if (*at <= Clock::now()) {
     source_.request_stop();

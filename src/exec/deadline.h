@@ -17,6 +17,8 @@ class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
+  /// Never.
+  Deadline() : Deadline({}, std::nullopt) {}
   /// @param asked somebody else's wish to stop
   /// @param at when the time is up; none: never
   Deadline(std::stop_token asked, std::optional<Clock::time_point> at);
@@ -25,8 +27,12 @@ class Deadline {
   Deadline& operator=(const Deadline&) = delete;
 
   [[nodiscard]] std::stop_token token() const { return source_.get_token(); }
+  [[nodiscard]] bool over() const { return source_.stop_requested(); }
+  /// When the time is up; none: never.
+  [[nodiscard]] std::optional<Clock::time_point> end() const { return end_; }
 
  private:
+  std::optional<Clock::time_point> end_;
   std::stop_source source_;
   std::stop_callback<std::function<void()>> forward_;
   std::mutex mutex_;

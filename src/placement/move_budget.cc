@@ -94,6 +94,11 @@ std::int64_t expert_state_bytes(std::string_view model, const StateLayout& layou
   return expert_state_bytes(gated_ffn_parameters(preset.hidden, preset.moe_width), layout);
 }
 
+double expert_flops(std::string_view model) {
+  const Preset& preset = find_preset(model);
+  return 6.0 * static_cast<double>(gated_ffn_parameters(preset.hidden, preset.moe_width));
+}
+
 double move_price(std::int64_t state_bytes, const MoveRates& rates, double token_value) {
   const std::array positive = {rates.link_bytes_per_second, rates.flops_per_second, rates.flops_per_routed_token,
                                rates.steps, rates.parallel_swaps};

@@ -15,10 +15,29 @@ namespace routepack {
 namespace {
 
 /// With nothing said about moves, moving every expert has to bring this share of the objective.
-constexpr double kFrugality = 0.03;
+constexpr double kFrugality = 0.04;
 
-MoveBudget budget_of(const PlanParams& params, double bound, std::int64_t experts) {
+/// The price that rates give: seconds of transfer as routed tokens, and those in units of J.
+std::optional<double> price_by_rates(const PlanParams& params, double token_value) {
+  if (params.link_gbytes == 0.0 && params.tflops == 0.0) return std::nullopt;
+  if (params.link_gbytes == 0.0 || params.tflops == 0.0 || params.model.empty()) {
+    throw InvalidInput("link_gbytes and tflops: a price needs both of them and model");
+  }
+  return move_price(bytes_of_expert(params),
+                    {.link_bytes_per_second = 1e9 * params.link_gbytes,
+                     .flops_per_second = 1e12 * params.tflops,
+                     .flops_per_routed_token = expert_flops(params.model)},
+                    token_value);
+}
+
+MoveBudget budget_of(const PlanParams& params, double bound, std::int64_t experts, double token_value) {
   MoveBudget budget;
+  if (const auto price = price_by_rates(params, token_value)) {
+    budget.price = budget.price_between_nodes = *price;
+    std::istringstream values(params.moves);
+    for (std::string value; values >> value;) budget.add(value);
+    return budget;
+  }
   if (params.moves.empty()) {
     budget.price = budget.price_between_nodes = kFrugality * bound / static_cast<double>(experts);
     return budget;
@@ -26,6 +45,13 @@ MoveBudget budget_of(const PlanParams& params, double bound, std::int64_t expert
   std::istringstream values(params.moves);
   for (std::string value; values >> value;) budget.add(value);
   return budget;
+}
+
+/// A routed token less on the busiest rank of a layer of mean weight, in units of J.
+double token_value_of(const Instance& instance) {
+  double weight = 0.0;
+  for (const LayerId l : instance.window.layer_ids()) weight += instance.cost.expert_weight(l);
+  return weight / static_cast<double>(instance.window.layers()) / static_cast<double>(instance.capacity);
 }
 
 std::int64_t experts_of(const Placement& placement) {
@@ -83,42 +109,35 @@ std::int64_t bytes_of_expert(const PlanParams& params) {
 
 Placing::Placing(const Instance& instance, const Placement& home, std::span<const std::int64_t> demand, double bound,
                  const PlanParams& params)
-    : instance_(instance),
+    : instance_(&instance),
       home_(home),
       demand_(demand),
-      params_(params),
+      params_(&params),
       expert_bytes_(bytes_of_expert(params)),
-      budget_(budget_of(params, bound, experts_of(home))),
+      budget_(budget_of(params, bound, experts_of(home), token_value_of(instance))),
       ledger_(home, budget_, expert_bytes_, static_cast<std::int32_t>(params.ranks_per_node)),
       placement_(home) {
   free_ = ledger_.unlimited() && budget_.price == 0.0 && budget_.price_between_nodes == 0.0;
 }
 
-void Placing::place() {
-  switch (params_.placement) {
-    case PlacementMode::Keep:
-      return;
-    case PlacementMode::Lpt:
-      placement_ = place_lpt(demand_, home_);
-      return;
-    case PlacementMode::Joint:
-      if (free_) {
-        placement_ = relabel(place_lpt(demand_, home_), home_, static_cast<std::int32_t>(params_.ranks_per_node));
-        ledger_.recount(placement_);
-        return;
-      }
-      [[fallthrough]];
-    case PlacementMode::Sticky: {
-      std::vector<double> values;
-      const double tokens = static_cast<double>(instance_.capacity) * instance_.topology.shards();
-      for (const LayerId l : instance_.window.layer_ids()) values.push_back(instance_.cost.expert_weight(l) / tokens);
-      auto sticky = place_sticky(
-          demand_, ledger_, {.epsilon = params_.sticky_eps, .start_above = params_.sticky_eps, .token_value = values});
-      placement_ = std::move(sticky.placement);
-      layers_ = std::move(sticky.layers);
-      return;
-    }
+void Placing::place(PlacingStart start) {
+  if (start == PlacingStart::FromFresh) {
+    placement_ = relabel(place_lpt(demand_, home_), home_, static_cast<std::int32_t>(params_->ranks_per_node));
+    ledger_.recount(placement_);
+    return;
   }
+  if (params_->placement == PlacementMode::Keep) return;
+  if (params_->placement == PlacementMode::Lpt) {
+    placement_ = place_lpt(demand_, home_);
+    return;
+  }
+  std::vector<double> values;
+  const double tokens = static_cast<double>(instance_->capacity) * instance_->topology.shards();
+  for (const LayerId l : instance_->window.layer_ids()) values.push_back(instance_->cost.expert_weight(l) / tokens);
+  auto sticky = place_sticky(demand_, ledger_,
+                             {.epsilon = params_->sticky_eps, .start_above = params_->sticky_eps, .token_value = values});
+  placement_ = std::move(sticky.placement);
+  layers_ = std::move(sticky.layers);
 }
 
 void Placing::commit() {
@@ -132,7 +151,7 @@ void Placing::commit() {
     }
     *left.rank_bytes -= used;
   }
-  ledger_ = MoveLedger(placement_, left, expert_bytes_, static_cast<std::int32_t>(params_.ranks_per_node));
+  ledger_ = MoveLedger(placement_, left, expert_bytes_, static_cast<std::int32_t>(params_->ranks_per_node));
 }
 
 bool Placing::refine(std::span<const Step> steps, const Planning& planning) {
@@ -141,7 +160,7 @@ bool Placing::refine(std::span<const Step> steps, const Planning& planning) {
   auto refined = refine_placement(
       joined(std::move(parts)), placement_, ledger_,
       {.most_steps = planning.search.refine_steps, .kicks = planning.search.kicks, .seed = planning.params.seed},
-      planning.executor, planning.stop);
+      planning.executor, planning.deadline.token());
   complete_ = complete_ && refined.complete;
   const bool better = refined.after < refined.before;
   row_aware_swaps_ += refined.swaps;
@@ -157,7 +176,7 @@ PlacementReport Placing::report() const {
     report.swaps_needed += layer.swaps_needed.value_or(0);
   }
   report.row_aware_swaps = row_aware_swaps_;
-  report.moves = list_moves(home_, placement_, expert_bytes_, static_cast<std::int32_t>(params_.ranks_per_node));
+  report.moves = list_moves(home_, placement_, expert_bytes_, static_cast<std::int32_t>(params_->ranks_per_node));
   report.first_batch = first_batch_;
   return report;
 }

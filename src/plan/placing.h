@@ -13,6 +13,12 @@
 
 namespace routepack {
 
+/// Where a placing begins.
+enum class PlacingStart {
+  AsAsked,   ///< what params.placement says; joint begins like sticky
+  FromFresh  ///< fresh LPT under the names of ranks that keep most experts at home
+};
+
 /// Moves experts step by step and keeps account of the budget.
 class Placing {
  public:
@@ -21,9 +27,10 @@ class Placing {
   Placing(const Instance& instance, const Placement& home, std::span<const std::int64_t> demand, double bound,
           const PlanParams& params);
 
-  /// The placement before packing: as it is, fresh LPT, or the few swaps that balance the whole window. Where moves are
-  /// free, joint starts from LPT under the names of ranks that keep most experts at home.
-  void place();
+  /// The placement before packing: as it is, fresh LPT, or the few swaps that balance the whole window.
+  void place(PlacingStart start);
+  /// Nothing limits or prices moves.
+  [[nodiscard]] bool free() const { return free_; }
   /// From now on home is the placement there is, and the budget what is left of it.
   void commit();
   /// Swaps that suit the rows of the steps, until none pays. False when none did.
@@ -36,10 +43,10 @@ class Placing {
   [[nodiscard]] bool complete() const { return complete_; }
 
  private:
-  const Instance& instance_;
+  const Instance* instance_;
   Placement home_;
   std::span<const std::int64_t> demand_;
-  const PlanParams& params_;
+  const PlanParams* params_;
   std::int64_t expert_bytes_;
   bool free_ = false;
   MoveBudget budget_;

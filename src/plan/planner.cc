@@ -14,6 +14,7 @@
 #include "packing/fit.h"
 #include "packing/items.h"
 #include "packing/row_bound.h"
+#include "plan/draft.h"
 #include "plan/placing.h"
 #include "plan/step.h"
 #include "routepack/plan.h"
@@ -33,22 +34,6 @@ std::optional<Deadline::Clock::time_point> end_of(const PlanParams& params) {
   if (params.deadline_ms == 0) return std::nullopt;
   return Deadline::Clock::now() + std::chrono::milliseconds(params.deadline_ms);
 }
-
-/// Demand and bounds of the steps, alone and together.
-struct Demands {
-  std::vector<std::vector<std::int64_t>> of_step;  // [steps], [L, E]
-  std::vector<std::int64_t> total;                 // [L, E]
-  double bound = 0.0;                              // Σ over steps, over any placement
-
-  Demands(std::span<const Instance* const> instances, const Placement& placement) {
-    for (const Instance* instance : instances) {
-      of_step.push_back(aggregate_demand(instance->window));
-      total.resize(of_step.back().size());
-      for (std::size_t le = 0; le < total.size(); ++le) total[le] += of_step.back()[le];
-      bound += lower_bounds(*instance, placement, of_step.back()).any_placement;
-    }
-  }
-};
 
 Plan checked_plan(const Step& step, const Placement& before, const Placing& placing,
                   std::span<const std::int64_t> demand, const PlanParams& params) {
@@ -98,7 +83,7 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
                                                        const RunContext& run) {
   const Deadline deadline(run.stop, end_of(params));
   ThreadPool pool(thread_count(static_cast<std::size_t>(params.threads)));
-  const Planning planning{params, params.effective_search(), pool, deadline.token(), run};
+  const Planning planning{params, params.effective_search(), pool, deadline, run};
   const Placement before = current_or_identity(*instances.front(), current);
   std::vector<Step> steps;
   for (const Instance* instance : instances) {
@@ -113,32 +98,32 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
 
   run.enter(Phase::Demand);
   const Demands demands(instances, before);
+  const Placing placing(*instances.front(), before, demands.total, demands.bound, params);
+  const bool joint = params.placement == PlacementMode::Joint;
+  const bool afresh = joint && placing.free() && !params.two_batches;
 
-  // Packing cannot change what a rank receives over the whole step (paper equation 4), so experts move first.
-  run.enter(Phase::Place);
-  Placing placing(*instances.front(), before, demands.total, demands.bound, params);
-  placing.place();
-  if (params.two_batches) placing.commit();
-  if (run.observer != nullptr) run.observer->placed(placing.placement());
+  // Packing cannot change what a rank receives over the whole step (paper equation 4), so experts move first. Once it
+  // is known who trains with whom, a few more swaps suit the rows, and the rows can suit the swaps again.
+  Draft draft(steps, placing, demands, planning);
+  const auto why = draft.place_and_pack(afresh ? PlacingStart::FromFresh : PlacingStart::AsAsked);
+  if (why && !afresh) return *why;
+  if (joint && !why) draft.refine();
 
-  for (std::size_t k = 0; k < steps.size(); ++k) {
-    if (auto why = steps[k].pack(placing.placement(), demands.of_step[k], planning)) return *std::move(why);
-  }
-
-  // Once it is known who trains with whom, a few more swaps suit the rows, and the rows can suit the swaps again.
-  run.begin(Phase::Refine);
-  for (std::int64_t k = 0; params.placement == PlacementMode::Joint && k < planning.search.refinements; ++k) {
-    if (planning.stop.stop_requested() || !placing.refine(steps, planning)) break;
-    if (planning.search.repack_share == 0.0) continue;
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      steps[i].repack(placing.placement(), demands.of_step[i], planning);
+  // Where moves cost nothing, fresh LPT is the better start almost always; where it is not, the few swaps win.
+  if (afresh && (why || !deadline.over())) {
+    Draft second(std::move(steps), placing, demands, planning);
+    const auto also = second.place_and_pack(PlacingStart::AsAsked);
+    if (why && also) return *why;
+    if (!also && (why || second.better_than(draft))) {
+      second.refine();
+      draft = std::move(second);
     }
   }
 
   run.begin(Phase::Check);
   std::vector<Plan> plans;
-  for (std::size_t k = 0; k < steps.size(); ++k) {
-    plans.push_back(checked_plan(steps[k], before, placing, demands.of_step[k], params));
+  for (std::size_t k = 0; k < instances.size(); ++k) {
+    plans.push_back(checked_plan(draft.steps()[k], before, draft.placing(), demands.of_step[k], params));
   }
   return plans;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/step.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "cost/row_cost.h"
@@ -13,6 +15,21 @@
 #include "routepack/bounds.h"
 
 namespace routepack {
+namespace {
+
+/// Of the time left after the search, what refining the placement may take of it.
+constexpr double kShareOfRefinement = 0.3;
+
+/// The deadline less what is still to be done then: the check takes about as long as the loads, rows and seeds did.
+std::optional<Deadline::Clock::time_point> end_of_search(const Planning& planning, Deadline::Clock::duration prepared) {
+  const auto end = planning.deadline.end();
+  if (!end) return std::nullopt;
+  const auto left = std::max(*end - prepared - Deadline::Clock::now(), Deadline::Clock::duration::zero());
+  const double share = planning.params.placement == PlacementMode::Joint ? 1.0 - kShareOfRefinement : 1.0;
+  return Deadline::Clock::now() + std::chrono::duration_cast<Deadline::Clock::duration>(left * share);
+}
+
+}  // namespace
 
 std::variant<Step, Infeasible> Step::make(const Instance& instance) {
   auto items = make_items(instance);
@@ -23,6 +40,7 @@ std::variant<Step, Infeasible> Step::make(const Instance& instance) {
 std::optional<Infeasible> Step::pack(const Placement& placement, std::span<const std::int64_t> demand,
                                      const Planning& planning) {
   const Instance& instance = *instance_;
+  const auto begin = Deadline::Clock::now();
   planning.run.enter(Phase::Loads);
   const UnitLoads loads(instance, placement, items_, planning.executor);
   const auto pad_rates = pad_rank_rates(instance.window, placement);
@@ -42,13 +60,14 @@ std::optional<Infeasible> Step::pack(const Placement& placement, std::span<const
   planning.run.begin(Phase::Seed);
   const auto seed = static_cast<std::uint64_t>(planning.params.seed);
   const Seeds seeds = diverse_seeds(instance, loads, pad_rates, items_, fitted, search::seed_budget(planning.search),
-                                    seed, planning.executor, planning.stop);
+                                    seed, planning.executor, planning.deadline.token());
 
   planning.run.begin(Phase::Search);
   const search::Problem problem(instance, placement, items_, loads, fitted.rows);
   const double bound = lower_bounds(instance, placement, demand).fixed_placement;
+  const Deadline ends(planning.deadline.token(), end_of_search(planning, Deadline::Clock::now() - begin));
   search::Found found = search::find_layout(problem, seeds, planning.search, planning.params.seed, bound,
-                                            planning.executor, planning.stop, planning.run.observer);
+                                            planning.executor, ends, planning.run.observer);
   report_ = search::report(seeds, found);
   complete_ = found.ending != Ending::Stopped && seeds.not_tried == 0;
   arrangement_ = std::move(found.arrangement);
@@ -60,7 +79,7 @@ void Step::repack(const Placement& placement, std::span<const std::int64_t> dema
   const UnitLoads loads(*instance_, placement, items_, planning.executor);
   const search::Problem problem(*instance_, placement, items_, loads, arrangement_.rows);
   search::Found found = search::improve_layout(problem, arrangement_, planning.search, planning.params.seed, bound,
-                                               planning.executor, planning.stop, planning.run.observer);
+                                               planning.executor, planning.deadline, planning.run.observer);
   report_.proposals += found.proposals;
   report_.accepted += found.accepted;
   complete_ = complete_ && found.ending != Ending::Stopped;

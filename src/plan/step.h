@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <stop_token>
 #include <variant>
 #include <vector>
 
+#include "exec/deadline.h"
 #include "exec/executor.h"
 #include "packing/arrangement.h"
 #include "packing/fit.h"
@@ -29,7 +29,7 @@ struct Planning {
   const PlanParams& params;
   SearchParams search;
   Executor& executor;
-  std::stop_token stop;  ///< the caller's, or the deadline
+  const Deadline& deadline;  ///< or a stop that the caller asks for
   const RunContext& run;
 };
 

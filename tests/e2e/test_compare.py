@@ -314,3 +314,17 @@ def test_the_page_names_every_key_and_strategy(gptoss):
     page = (REPOSITORY / "docs/compare.md").read_text(encoding="utf-8")
     names = {*gptoss, *gptoss["placements"][0], *gptoss["entries"][0], *gptoss["entries"][0]["change"], *REACHED}
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+TWO_SHARDS = [GPTOSS[0], "--dp", 8, "--ep", 4, *GPTOSS[5:]]
+
+
+@pytest.mark.parametrize("sync", ["step", "row"])
+@pytest.mark.parametrize("window", [GPTOSS, MIXTRAL, TWO_SHARDS], ids=["gptoss", "mixtral", "two-shards"])
+def test_the_shortest_search_beats_every_packer_that_keeps_the_rules(window, sync):
+    compared = run_json("compare", *window, "--sync", sync, "--effort", "fast", "--placements", "lpt",
+                        "--baseline", "lpt/areal-ffd")["windows"][0]  # fmt: skip
+    ranks = {e["strategy"]: e["rank"] for e in compared["entries"] if e["rank"] is not None}
+    assert len(ranks) > 4
+    assert ranks["routepack"] == 1
+    assert list(ranks.values()).count(1) == 1

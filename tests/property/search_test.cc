@@ -228,7 +228,7 @@ TEST(SearchLaws, a_stop_ends_a_search_at_its_start_or_better) {
     stop.request_stop();
     SerialExecutor executor;
     const auto found = search::anneal_in_blocks(problem, *start->arrangement, small_search(1000), 1, 0.0, executor,
-                                                stop.get_token(), {});
+                                                Deadline(stop.get_token(), std::nullopt), {});
     RC_ASSERT(found.score <= State(problem, *start->arrangement).exact_score());
     RC_ASSERT(found.ending == Ending::Stopped || found.ending == Ending::NothingToMove);
   });

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 import routepack
+from routepack import _terminal
 from routepack.convert import DEMANDS, KINDS, Converted, convert, slime_plan
 from routepack.convert.errors import InvalidInput, shown
 from routepack.convert.limits import Limits
@@ -172,9 +173,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0, or 2 with one line on stderr."""
     try:
         given = _parser().parse_args(argv)
-        result = _run(given)
+        with _terminal.Progress() as progress:
+            files = f"{len(given.inputs):,} file{'s' if len(given.inputs) > 1 else ''}"
+            progress.says(f"counting the routes of {files} into {given.output}")
+            result = _run(given)
         text = json.dumps(asdict(result.report)) if given.json else _table(result, given.output)
-        print(text, flush=True)
+        _terminal.output(text)
     except (ValueError, OSError) as error:
         message = " ".join(str(error).splitlines())
         print(f"routepack convert: {message}", file=sys.stderr)

@@ -32,13 +32,13 @@ std::vector<double> survival(std::span<const State> population, const EnergyWeig
 class Annealing {
  public:
   Annealing(const Problem& problem, std::span<const Arrangement> seeds, const SearchParams& params, std::int64_t seed,
-            double bound, Executor& executor, const std::stop_token& stop, const LevelObserver& observer)
+            double bound, Executor& executor, const Deadline& deadline, const LevelObserver& observer)
       : problem_(problem),
         params_(params),
         seed_(seed),
         bound_(bound),
         executor_(executor),
-        stop_(stop),
+        deadline_(deadline),
         observer_(observer),
         weights_(energy_weights(problem, params)),
         everything_(whole(problem)) {
@@ -69,7 +69,7 @@ class Annealing {
     const std::int64_t steps = steps_per_level();
     for (std::size_t n = 0; n < levels.size(); ++n) {
       run_level(static_cast<Index>(n), levels[n], steps);
-      if (stop_.stop_requested()) return Ending::Stopped;
+      if (deadline_.over()) return Ending::Stopped;
       if (bound_reached()) return Ending::BoundReached;
       if (n + 1 < levels.size()) select(static_cast<Index>(n), levels[n], levels[n + 1]);
     }
@@ -96,7 +96,7 @@ class Annealing {
                       .steps = steps,
                       .weights = weights_};
       Totals totals = population_[j].totals();
-      trails[j] = walk(population_[j], everything_, task, params_, totals, stop_);
+      trails[j] = walk(population_[j], everything_, task, params_, totals, deadline_.token());
     });
     std::int64_t proposals = 0;
     std::int64_t accepted = 0;
@@ -151,7 +151,7 @@ class Annealing {
   std::int64_t seed_;
   double bound_;
   Executor& executor_;
-  const std::stop_token& stop_;
+  const Deadline& deadline_;
   const LevelObserver& observer_;
   EnergyWeights weights_;
   Region everything_;
@@ -165,8 +165,8 @@ class Annealing {
 }  // namespace
 
 Found anneal(const Problem& problem, std::span<const Arrangement> seeds, const SearchParams& params, std::int64_t seed,
-             double bound, Executor& executor, const std::stop_token& stop, const LevelObserver& observer) {
-  return Annealing(problem, seeds, params, seed, bound, executor, stop, observer).run();
+             double bound, Executor& executor, const Deadline& deadline, const LevelObserver& observer) {
+  return Annealing(problem, seeds, params, seed, bound, executor, deadline, observer).run();
 }
 
 std::vector<std::size_t> resample(std::span<const double> weights, std::size_t draws, double u0) {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <span>
-#include <stop_token>
 #include <vector>
 
+#include "exec/deadline.h"
 #include "exec/executor.h"
 #include "packing/arrangement.h"
 #include "packing/search/problem.h"
@@ -33,9 +33,9 @@ using LevelObserver = std::function<void(const SearchProgress&)>;
 
 /// Anneals a population that starts as `seeds`, the best one first; each must fit the problem. `bound` is proven for
 /// the first component of the score: a search that comes within params.tolerance of it ends. The result never scores
-/// worse than a seed. The same for any width of the executor; a stop ends it with the best found so far.
+/// worse than a seed. The same for any width of the executor; a deadline or a stop ends it with the best found so far.
 Found anneal(const Problem& problem, std::span<const Arrangement> seeds, const SearchParams& params, std::int64_t seed,
-             double bound, Executor& executor, const std::stop_token& stop, const LevelObserver& observer);
+             double bound, Executor& executor, const Deadline& deadline, const LevelObserver& observer);
 
 /// Systematic resampling: `draws` members, member j expected draws · w_j / Σ w times, with one u0 ∈ [0, 1) for all.
 std::vector<std::size_t> resample(std::span<const double> weights, std::size_t draws, double u0);

@@ -8,6 +8,7 @@
 #include "core/assert.h"
 #include "core/philox.h"
 #include "packing/search/chain.h"
+#include "packing/search/pace.h"
 #include "packing/search/state.h"
 #include "packing/search/temperature.h"
 
@@ -19,13 +20,13 @@ constexpr std::uint32_t kDealStream = 0xb10c5dea;
 class BlockAnnealing {
  public:
   BlockAnnealing(const Problem& problem, const Arrangement& start, const SearchParams& params, std::int64_t seed,
-                 double bound, Executor& executor, const std::stop_token& stop, const LevelObserver& observer)
+                 double bound, Executor& executor, const Deadline& deadline, const LevelObserver& observer)
       : problem_(problem),
         params_(params),
         seed_(seed),
         bound_(bound),
         executor_(executor),
-        stop_(stop),
+        deadline_(deadline),
         observer_(observer),
         weights_(energy_weights(problem, params)),
         state_(problem, start),
@@ -59,42 +60,51 @@ class BlockAnnealing {
   Ending go() {
     if (problem_.movable.size() < 2 || problem_.cells() < 2) return Ending::NothingToMove;
     if (bound_reached()) return Ending::BoundReached;
+    const auto before = Deadline::Clock::now();
     const auto levels = temperatures(state_, params_, seed_);
     if (levels.empty()) return Ending::NothingToMove;
     const std::int64_t rounds = blocks_ == 1 ? 1 : params_.rounds;
+    const auto all = static_cast<double>(problem_.movable.size());
+    Pace pace(deadline_, static_cast<double>(steps_per_sample()) * all, params_.levels * rounds, kProbes,
+              Deadline::Clock::now() - before);
     for (std::size_t n = 0; n < levels.size(); ++n) {
       std::int64_t proposals = 0;
       std::int64_t accepted = 0;
       for (std::int64_t k = 0; k < rounds; ++k) {
         const auto round = static_cast<Index>(static_cast<std::int64_t>(n) * rounds + k);
-        run_round(round, levels[n], rounds, n + 1 == levels.size(), proposals, accepted);
-        if (stop_.stop_requested()) break;
+        run_round(round, levels[n], pace.next() / static_cast<double>(params_.levels * rounds), n + 1 == levels.size(),
+                  proposals, accepted);
+        if (deadline_.over()) break;
       }
       report(levels[n], proposals, accepted);
-      if (stop_.stop_requested()) return Ending::Stopped;
+      if (deadline_.over()) return Ending::Stopped;
       if (bound_reached()) return Ending::BoundReached;
     }
-    return Ending::Budget;
+    return pace.cut() ? Ending::Stopped : Ending::Budget;
   }
 
-  void run_round(Index round, double temperature, std::int64_t rounds, bool last_level, std::int64_t& proposals,
+  [[nodiscard]] std::int64_t steps_per_sample() const {
+    const auto all = static_cast<std::int64_t>(problem_.movable.size());
+    return std::min(params_.proposals_per_sample, std::max<std::int64_t>(1, params_.most_proposals / all));
+  }
+
+  /// `share` of all steps.
+  void run_round(Index round, double temperature, double share, bool last_level, std::int64_t& proposals,
                  std::int64_t& accepted) {
     const auto regions = deal(round);
     std::vector<Trail> trails(regions.size());
-    const auto all = static_cast<std::int64_t>(problem_.movable.size());
-    const auto per_sample =
-        std::min(params_.proposals_per_sample, std::max<std::int64_t>(1, params_.most_proposals / all));
+    const double per_sample = static_cast<double>(steps_per_sample()) * share;
     executor_.for_each(regions.size(), [&](std::size_t b) {
-      const auto movable = static_cast<std::int64_t>(regions[b].movable.size());
+      const auto movable = static_cast<double>(regions[b].movable.size());
       const Task task{.seed = seed_,
                       .level = round,
                       .chain = static_cast<Index>(b),
                       .temperature = temperature,
-                      .steps = std::max<std::int64_t>(1, per_sample * movable / (params_.levels * rounds)),
+                      .steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(per_sample * movable)),
                       .weights = weights_,
                       .end_at_best = last_level};
       Totals totals = share_of_block();
-      trails[b] = walk(state_, regions[b], task, params_, totals, stop_);
+      trails[b] = walk(state_, regions[b], task, params_, totals, deadline_.token());
     });
     totals_ = state_.totals();
     for (const Trail& trail : trails) {
@@ -165,7 +175,7 @@ class BlockAnnealing {
   std::int64_t seed_;
   double bound_;
   Executor& executor_;
-  const std::stop_token& stop_;
+  const Deadline& deadline_;
   const LevelObserver& observer_;
   EnergyWeights weights_;
   State state_;
@@ -181,8 +191,8 @@ class BlockAnnealing {
 }  // namespace
 
 Found anneal_in_blocks(const Problem& problem, const Arrangement& start, const SearchParams& params, std::int64_t seed,
-                       double bound, Executor& executor, const std::stop_token& stop, const LevelObserver& observer) {
-  return BlockAnnealing(problem, start, params, seed, bound, executor, stop, observer).run();
+                       double bound, Executor& executor, const Deadline& deadline, const LevelObserver& observer) {
+  return BlockAnnealing(problem, start, params, seed, bound, executor, deadline, observer).run();
 }
 
 }  // namespace routepack::search

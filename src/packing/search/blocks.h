@@ -4,8 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <stop_token>
 
+#include "exec/deadline.h"
 #include "exec/executor.h"
 #include "packing/search/anneal.h"
 
@@ -14,6 +14,6 @@ namespace routepack::search {
 /// Like anneal(), with one seed. Shards that meet once per step couple only through sums, so blocks are sets of
 /// row-shards there; where shards meet in every row they are sets of rows.
 Found anneal_in_blocks(const Problem& problem, const Arrangement& start, const SearchParams& params, std::int64_t seed,
-                       double bound, Executor& executor, const std::stop_token& stop, const LevelObserver& observer);
+                       double bound, Executor& executor, const Deadline& deadline, const LevelObserver& observer);
 
 }  // namespace routepack::search

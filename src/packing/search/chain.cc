@@ -19,6 +19,16 @@ bool better(const FixedScore& x, const FixedScore& y) {
   return std::pair(x.primary, x.total) < std::pair(y.primary, y.total);
 }
 
+#ifdef ROUTEPACK_HEAVY_ASSERTS
+/// What a move touched, priced from scratch; now and then everything, where no other walk is under way.
+bool agrees(const State& state, const Move& move, Index from, std::int64_t accepted, bool alone) {
+  constexpr std::int64_t kBetweenAll = 1024;
+  const auto& row_shard_of = state.problem().row_shard_of;
+  return state.agrees_with_scratch(row_shard_of[from]) && state.agrees_with_scratch(row_shard_of[move.to]) &&
+         (!alone || accepted % kBetweenAll != 0 || state.agrees_with_scratch());
+}
+#endif
+
 /// Takes back the steps after the best state.
 void return_to_best(State& state, Trail& trail, bool exact, Totals& totals) {
   while (trail.steps.size() > trail.best_length) {
@@ -95,9 +105,12 @@ Trail walk(State& state, const Region& region, const Task& task, const SearchPar
     const bool improves = better(outcome.score, trail.best);
     if (all && at_best && !improves) trail.best_exact = state.exact_score();
     at_best = improves;
-    trail.steps.push_back({move, state.cell_of(move.item)});
+    const Index from = state.cell_of(move.item);
+    trail.steps.push_back({move, from});
     state.apply(move, outcome, totals);
     ++trail.accepted;
+    ROUTEPACK_HEAVY_ASSERT(agrees(state, move, from, trail.accepted, all),
+                           "an incremental quantity differs from its value from scratch");
     if (improves) {
       trail.best = totals.score;
       trail.best_length = trail.steps.size();

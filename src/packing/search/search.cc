@@ -32,24 +32,24 @@ LevelObserver teller(Observer* observer) {
 }  // namespace
 
 Found find_layout(const Problem& problem, const Seeds& seeds, const SearchParams& params, std::int64_t seed,
-                  double bound, Executor& executor, const std::stop_token& stop, Observer* observer) {
+                  double bound, Executor& executor, const Deadline& deadline, Observer* observer) {
   const LevelObserver tell = teller(observer);
   if (params.block_rows > 0) {
-    return anneal_in_blocks(problem, seeds.distinct.front().arrangement, params, seed, bound, executor, stop, tell);
+    return anneal_in_blocks(problem, seeds.distinct.front().arrangement, params, seed, bound, executor, deadline, tell);
   }
   std::vector<Arrangement> population;
   for (const std::size_t member : seeds.population) population.push_back(seeds.distinct[member].arrangement);
-  return anneal(problem, population, params, seed, bound, executor, stop, tell);
+  return anneal(problem, population, params, seed, bound, executor, deadline, tell);
 }
 
 Found improve_layout(const Problem& problem, const Arrangement& start, const SearchParams& params, std::int64_t seed,
-                     double bound, Executor& executor, const std::stop_token& stop, Observer* observer) {
+                     double bound, Executor& executor, const Deadline& deadline, Observer* observer) {
   SearchParams shorter = params;
   shorter.hot = std::max(params.cold, params.hot * params.repack_hot);
   const double proposals = static_cast<double>(params.proposals_per_sample) * params.repack_share;
   shorter.proposals_per_sample = std::max<std::int64_t>(1, static_cast<std::int64_t>(proposals));
   shorter.block_rows = std::max<std::int64_t>(1, params.block_rows);
-  return anneal_in_blocks(problem, start, shorter, seed, bound, executor, stop, teller(observer));
+  return anneal_in_blocks(problem, start, shorter, seed, bound, executor, deadline, teller(observer));
 }
 
 SearchReport report(const Seeds& seeds, const Found& found) {

@@ -491,6 +491,36 @@ Index State::dense_straggler(Index row_shard) const {
   return slowest;
 }
 
+bool State::agrees_with_scratch(Index row_shard) const {
+  const Problem& p = *problem_;
+  const LaneShape& shape = p.loads.shape();
+  const auto stages = p.instance.cost.stages();
+  std::vector<std::int64_t> loads(shape.layers() * shape.ranks());
+  std::vector<double> slowest(stages.size());
+  std::int64_t padding = 0;
+  bool same = true;
+  for (Index cell = p.first_cell(row_shard); cell < p.end_cell(row_shard); ++cell) {
+    CellSums sums{.closed = cells_[cell].closed};
+    for (const Index item : members_[cell]) {
+      sums = changed(sums, Move::kNobody, item);
+      p.loads.add_to(item, loads);
+      same = same && cell_of_[item] == cell;
+    }
+    padding += pads(sums);
+    same = same && sums.tokens == cells_[cell].tokens && sums.squares == cells_[cell].squares &&
+           sums.aligned == cells_[cell].aligned && sums.samples == cells_[cell].samples;
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      slowest[s] = std::max(slowest[s], stage_cost(stages[s], sums));
+    }
+  }
+  if (!p.pad_rates.empty()) add_pad_loads(pad_rank_rates(p.instance.window, p.placement), padding, loads);
+  double attention = 0.0;
+  for (const double cost : slowest) attention += cost;
+  const double expert = expert_work(p.instance.cost, loads, p.placement.ranks(), p.instance.capacity);
+  return same && pads_[row_shard] == padding && dense_[row_shard] == attention && expert_[row_shard] == expert &&
+         joint_[row_shard] == attention + expert && fixed_[row_shard] == p.to_fixed(joint_[row_shard]);
+}
+
 bool State::agrees_with_scratch() const {
   const State scratch(*problem_, problem_->arrangement(cell_of_));
   const auto same_cells = [](const CellSums& x, const CellSums& y) {

@@ -101,8 +101,10 @@ class State {
   [[nodiscard]] double dense_part(Index row_shard) const { return dense_[row_shard]; }
   [[nodiscard]] const Problem& problem() const { return *problem_; }
 
-  /// Whether every kept quantity equals its value from scratch, bit for bit.
+  /// Whether every kept quantity equals its value from scratch, bit for bit. O(N·L·P).
   [[nodiscard]] bool agrees_with_scratch() const;
+  /// The same for one row-shard and its cells. O(items in it · L·P).
+  [[nodiscard]] bool agrees_with_scratch(Index row_shard) const;
 
  private:
   struct CellSums {

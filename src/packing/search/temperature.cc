@@ -10,7 +10,6 @@
 namespace routepack::search {
 namespace {
 
-constexpr std::int64_t kProbes = 512;
 constexpr Index kProbeLevel = 0xffffffff;
 
 /// The mean of what feasible random moves cost that do cost, relative to the energy. 0 when none does.

@@ -14,6 +14,9 @@ namespace routepack::search {
 /// shard drifts while another is the slowest.
 EnergyWeights energy_weights(const Problem& problem, const SearchParams& params);
 
+/// Random moves that temperatures() prices.
+inline constexpr std::int64_t kProbes = 512;
+
 /// T_0 > … > T_{N−1}, geometric from params.hot to params.cold, relative to the energy; in units of what a random move
 /// from `state` costs when params.adaptive_temperatures. Empty when no random move costs anything.
 std::vector<double> temperatures(const State& state, const SearchParams& params, std::int64_t seed);

@@ -11,8 +11,10 @@
 #include "core/assert.h"
 #include "routepack/error.h"
 #include "routepack/replay.h"
+#include "window/replay/bit_rows.h"
 #include "window/replay/counter.h"
 #include "window/replay/kernels.h"
+#include "window/replay/wide_rows.h"
 
 namespace routepack {
 namespace {
@@ -103,10 +105,21 @@ class SampleCounter {
       std::iota(axis_layers_.begin(), axis_layers_.end(), 0);
     }
     for (const std::int64_t l : axis_layers_) offsets_.push_back(l * ids_.layer_stride);
+    // An 8-bit −1 looks like 255 once narrowed, but no id of a signed type is that large.
+    limit_ = static_cast<std::uint32_t>(std::min(slots_, values_of(ids_.type)));
+    has_bits_ = sizeof(To) == 1 && replay::has_bit_rows(top_k_, limit_) && replay::can_count_bits();
+    reads_directly_ = can_read_directly();
+    // A step is eight rows of one layer.
+    const std::size_t step_lines = reads_directly_ ? static_cast<std::size_t>(8 * ids_.token_stride / 64) : 0;
+    ahead_.lines = (step_lines + offsets_.size() - 1) / offsets_.size();
     buffer_.resize(layer_stride_ * axis_layers_.size());
   }
 
   void count(std::span<const std::uint8_t> mask) {
+    if (reads_directly_) {
+      fetch_from(ids_.data);
+      ahead_.fetch(std::numeric_limits<std::size_t>::max());
+    }
     for (std::int64_t t = 0; t < ids_.tokens; ++t) {
       if (!mask.empty() && mask[static_cast<std::size_t>(t)] == 0) continue;
       tokens_.push_back(ids_.data + t * ids_.token_stride);
@@ -123,32 +136,84 @@ class SampleCounter {
   }
 
   void count_block() {
-    const replay::RowBlock block{tokens_, offsets_, top_k_, ids_.id_stride};
-    const bool fits = narrow(block, ids_.type, buffer_.data(), layer_stride_);
-    // An 8-bit −1 looks like 255 in the buffer, but no id of a signed type is that large.
-    const auto limit = static_cast<std::uint32_t>(std::min(slots_, values_of(ids_.type)));
+    const bool fits = reads_directly_ || narrow_layers(offsets_, 0, buffer_.data());
+    if (reads_directly_) fetch_from(tokens_.back() + ids_.token_stride);
     for (std::size_t l = 0; l < offsets_.size(); ++l) {
-      const To* ids = buffer_.data() + l * layer_stride_;
-      if (fits && top_k_ <= kMostComparedIds && !replay::is_suspicious(ids, tokens_.size(), top_k_, limit)) {
-        replay::count_ids(ids, tokens_.size() * top_k_, table_of(l).data());
-        report_[l].recorded += static_cast<std::int32_t>(tokens_.size());
-      } else if (fits && top_k_ > 1 && all_zero(ids)) {
-        add_zero_rows(l);
-      } else {
-        for (std::size_t i = 0; i < tokens_.size(); ++i) look_at_row(l, i);
+      std::size_t counted = 0;
+      if (has_bits_) {
+        counted = fits ? count_bits(l) : 0;
+      } else if (reads_directly_) {
+        counted = count_later(l);
       }
+      report_[l].recorded += static_cast<std::int32_t>(counted);
+      if (counted < tokens_.size()) count_rest(l, counted, fits);
     }
+    count_pending();
     tokens_.clear();
     numbers_.clear();
   }
 
-  bool all_zero(const To* ids) const {
-    return std::all_of(ids, ids + tokens_.size() * top_k_, [](To id) { return id == 0; });
+  /// Leading rows of the block that could be counted without increments.
+  std::size_t count_bits(std::size_t l) {
+    if constexpr (sizeof(To) == 1) {
+      if (reads_directly_) return replay::count_bits(tokens_, offsets_[l], limit_, table_of(l).data(), ahead_);
+      return replay::count_bits(narrowed(l), tokens_.size(), top_k_, limit_, table_of(l).data());
+    }
+    return 0;
   }
 
-  void add_zero_rows(std::size_t l) {
-    if (options_.missing == MissingRoutes::Refuse) refuse_missing(l, 0, "a row of zeros (not captured)");
-    report_[l].zero += static_cast<std::int32_t>(tokens_.size());
+  /// Leading rows of the block that are in order; they are counted with the next layer.
+  std::size_t count_later(std::size_t l) {
+    const std::size_t rows = tokens_.size() / 8 * 8;
+    To* ids = narrowed(l);
+    const auto tokens = std::span<const std::byte* const>(tokens_).first(rows);
+    const bool in_order = replay::narrow_in_order(tokens, offsets_[l], limit_, ids, pending_, ahead_);
+    pending_ = {};
+    if (!in_order || rows == 0) return 0;
+    pending_ = {ids, rows * top_k_, table_of(l).data()};
+    return rows;
+  }
+
+  void count_pending() {
+    if (pending_.ids != nullptr) replay::count_ids(pending_.ids, pending_.size, pending_.table);
+    pending_ = {};
+  }
+
+  void count_rest(std::size_t l, std::size_t begin, bool fits) {
+    To* ids = narrowed(l) + begin * top_k_;
+    const std::size_t rows = tokens_.size() - begin;
+    if (reads_directly_) fits = narrow_layers(std::span(offsets_).subspan(l, 1), begin, ids);
+    if (fits && top_k_ <= kMostComparedIds && !replay::is_suspicious(ids, rows, top_k_, limit_)) {
+      replay::count_ids(ids, rows * top_k_, table_of(l).data());
+      report_[l].recorded += static_cast<std::int32_t>(rows);
+    } else if (fits && top_k_ > 1 && std::all_of(ids, ids + rows * top_k_, [](To id) { return id == 0; })) {
+      if (options_.missing == MissingRoutes::Refuse) refuse_missing(l, begin, "a row of zeros (not captured)");
+      report_[l].zero += static_cast<std::int32_t>(rows);
+    } else {
+      for (std::size_t i = begin; i < tokens_.size(); ++i) look_at_row(l, i);
+    }
+  }
+
+  bool narrow_layers(std::span<const std::ptrdiff_t> offsets, std::size_t begin, To* out) const {
+    const replay::RowBlock block{std::span(tokens_).subspan(begin), offsets, top_k_, ids_.id_stride};
+    return narrow(block, ids_.type, out, layer_stride_);
+  }
+
+  To* narrowed(std::size_t l) { return buffer_.data() + l * layer_stride_; }
+
+  /// The next block will be read from there on.
+  void fetch_from(const std::byte* next) {
+    const std::byte* end = ids_.data + ids_.tokens * ids_.token_stride;
+    const auto size =
+        std::min<std::ptrdiff_t>(end - next, static_cast<std::ptrdiff_t>(block_rows_) * ids_.token_stride);
+    ahead_.next = next;
+    ahead_.end = next + size;
+  }
+
+  /// Rows of eight int32, all of them in one piece of memory: only then is it known what will be read next.
+  [[nodiscard]] bool can_read_directly() const {
+    return (has_bits_ || replay::can_count_wide()) && ids_.type == IdType::I32 && top_k_ == 8 && ids_.id_stride == 4 &&
+           ids_.layer_stride == 32 && ids_.token_stride == 32 * ids_.layers;
   }
 
   void look_at_row(std::size_t l, std::size_t i) {
@@ -223,6 +288,11 @@ class SampleCounter {
   std::int64_t slots_;
   std::size_t block_rows_;
   std::size_t layer_stride_;
+  std::uint32_t limit_ = 0;      // ids below it are experts
+  bool has_bits_ = false;        // rows can be counted without increments
+  bool reads_directly_ = false;  // and without narrowing them first
+  replay::Ahead ahead_;
+  replay::Pending<To> pending_;
   std::vector<std::int64_t> axis_layers_;
   std::vector<std::ptrdiff_t> offsets_;
   std::vector<To> buffer_;

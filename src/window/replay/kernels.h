@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The three loops that every recorded id passes: narrow, check, count.
+// The three loops that a recorded id passes on every processor: narrow, check, count. bit_rows.h and wide_rows.h take
+// their place where they can.
 //
 // Rows of a block of tokens are first narrowed and sorted by layer into a buffer of a few kilobytes per layer. A
 // layer's part of the buffer is then looked at with vectors: the largest id, and whether a row names an expert twice.
