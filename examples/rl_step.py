@@ -110,7 +110,7 @@ def write_report(plan: routepack.Plan, window: routepack.Window, recording: Reco
     """A page to look at, where what it needs is installed."""
     try:
         write_html(analyse(plan, window, progress=recording.steps), page)
-    except ImportError as error:
+    except (ImportError, routepack.InvalidInput) as error:
         print(f"report: none ({error})")
         return
     print(f"report: {page.name}")

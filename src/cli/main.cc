@@ -43,8 +43,8 @@ constexpr const char* kFooter = R"(Examples:
 Exit status: 0 fine; 2 unreadable, malformed or contradictory input, or wrong use; 3 no layout exists;
 4 verify found a broken rule; 130 interrupted; 1 a bug of ours.
 
-Not built yet: transfer, simulate.
-With the Python package, not in this executable: convert, report, calibrate, evaluate.)";
+With the Python package, not in this executable: convert, report.
+Not built yet: transfer, simulate, calibrate, evaluate.)";
 
 /// Subcommands of the documentation that this version does not have: said in one line instead of «unknown».
 void add_not_built(CLI::App& app, Action& action) {
@@ -53,7 +53,13 @@ void add_not_built(CLI::App& app, Action& action) {
     sub->prefix_command();
     sub->set_help_flag();
     sub->callback([&action, name] {
-      action = [name]() -> int { throw UsageError(fmt::format("{}: this subcommand is not built yet", name)); };
+      action = [name]() -> int {
+        const std::string_view asked = name;
+        if (asked == "convert" || asked == "report") {
+          throw UsageError(fmt::format("{}: comes with the Python package (docs/python-package.md)", name));
+        }
+        throw UsageError(fmt::format("{}: this subcommand is not built yet", name));
+      };
     });
   }
 }

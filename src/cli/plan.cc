@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -214,20 +215,22 @@ std::string search_text(const SearchReport& search, bool complete) {
 }
 
 /// Why layers ended as they did, and how few swaps could have done.
-std::string placing_text(const Plan& plan) {
+std::string placing_text(const Plan& plan, bool frugal) {
   const PlacementReport& report = plan.placing;
   std::string text;
   if (!report.layers.empty()) {
     std::map<LayerEnd, std::int64_t> ends;
     for (const LayerEnd end : report.layers) ++ends[end];
     for (const auto& [end, layers] : ends) {
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", layers, name_of(end));
+      const bool priced = end == LayerEnd::Budget && frugal;
+      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", layers, priced ? "not worth more moves" : name_of(end));
     }
-    text = fmt::format("  placement: layers: {}; {} swaps for the whole window, no fewer than {} would do\n", text,
-                       with_commas(report.sticky_swaps), with_commas(report.swaps_needed));
+    text =
+        fmt::format("  placement: layers: {}; {} swaps balance the whole window so far (all of it takes {} at least)\n",
+                    text, with_commas(report.sticky_swaps), with_commas(report.swaps_needed));
   }
   if (report.row_aware_swaps > 0) {
-    text += fmt::format("  placement: {} swaps more that suit the rows\n", with_commas(report.row_aware_swaps));
+    text += fmt::format("  placement: {} swaps on the way to suit the rows\n", with_commas(report.row_aware_swaps));
   }
   return text;
 }
@@ -242,6 +245,12 @@ std::string notes_text(const Planned& planned) {
   print("  gap to the bound: {:.2f} % (no placement and packing goes below {:.2f}; with this placement {:.2f})\n",
         100.0 * gap_to(plan.evaluation.score.max_shard, plan.bounds.any_placement), plan.bounds.any_placement,
         plan.bounds.fixed_placement);
+  const double above = plan.evaluation.score.max_shard - plan.bounds.any_placement;
+  if (above > 0.0) {
+    const double placed = 100.0 * (plan.bounds.fixed_placement - plan.bounds.any_placement) / above;
+    print("  of that gap {:.0f} % is left by the placement (more moves may help) and {:.0f} % by packing\n", placed,
+          100.0 - placed);
+  }
   print("  rows: no layout has fewer than {} ({})\n", plan.rows.lower_bound, plan.rows.because);
   print("{}", search_text(plan.search, plan.complete));
   print("  moves: {} of {} experts change rank ({:.1f} %)", with_commas(plan.moves.experts),
@@ -250,7 +259,10 @@ std::string notes_text(const Planned& planned) {
     print(", {} bytes", with_commas(*planned.record.moves->bytes));
   }
   print(", {} change slot inside their rank\n", with_commas(plan.moves.local));
-  print("{}", placing_text(plan));
+  std::int64_t busiest = 0;
+  for (const RankTraffic& rank : plan.placing.moves.ranks) busiest = std::max({busiest, rank.in, rank.out});
+  if (busiest > 0) print("  moves: no rank sends or receives more than {} bytes\n", with_commas(busiest));
+  print("{}", placing_text(plan, planned.record.params->moves.empty()));
   if (plan.dummies > 0) print("  dummies: {} one-token samples fill up to equal counts\n", plan.dummies);
   if (const auto layers = plan.bounds.layers_that_need_replication(); layers > 0) {
     print(
@@ -402,6 +414,31 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
   write_plans(args, planned, report);
 }
 
+/// These placements know no budget: silence would look like obedience.
+void refuse_moves_without_budget(const PlanParams& params) {
+  if (params.placement == PlacementMode::Sticky || params.placement == PlacementMode::Joint) return;
+  std::istringstream values(params.moves);
+  for (std::string value; values >> value;) {
+    if (value == "free") continue;
+    throw UsageError(fmt::format("--moves {} and --placement {} exclude each other: {}", value,
+                                 name_of(params.placement),
+                                 params.placement == PlacementMode::Lpt ? "lpt knows no budget" : "nothing moves"));
+  }
+}
+
+/// A second value of --moves that was given without a second --moves.
+void refuse_stray_moves(const std::string& window) {
+  std::error_code ignored;
+  if (fs::exists(window, ignored)) return;
+  try {
+    MoveBudget().add(window);
+  } catch (const InvalidInput&) {
+    return;
+  }
+  throw UsageError(
+      fmt::format("{}: found a value of --moves where a window stands, wanted --moves before each value", window));
+}
+
 int run_plan(PlanArguments& args, PlanOptions& options) {
   if (args.cost_template) {
     fmt::print("{}", CostModel::file_template());
@@ -414,6 +451,8 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
     return kFine;
   }
   if (args.windows.empty()) throw UsageError("WINDOW is missing: the file to plan");
+  refuse_moves_without_budget(args.setup.params);
+  for (const auto& window : args.windows) refuse_stray_moves(window);
   if (args.output.empty()) throw UsageError("--output is missing: -o PLAN, or -o DIR for several windows");
   if (args.setup.cap == 0) throw UsageError("--cap is missing: the token cap of one cell");
   refuse_clashes(args);

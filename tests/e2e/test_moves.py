@@ -343,3 +343,13 @@ def test_joint_with_free_moves_is_never_worse_than_lpt(skewed, seed, sync):
 def test_the_placement_does_not_depend_on_threads(skewed, mode, moves):
     arguments = [*skewed.plan_arguments(), "--placement", mode, "--moves", moves, "--expert-bytes", BYTES]
     assert len({run_json(*arguments, "--threads", n)["hash"] for n in (1, 2, 3, 8)}) == 1
+
+
+@pytest.mark.parametrize("mode", ["keep", "lpt"])
+def test_a_budget_is_refused_where_the_placement_knows_none(skewed, mode):
+    assert_refused(skewed, [*skewed.plan_arguments(), "--placement", mode, "--moves", "0.05"], 2, "exclude each other", mode)
+
+
+@pytest.mark.parametrize("stray", ["price:0.01", "0.05", "200MB", "free"])
+def test_a_value_of_moves_in_the_place_of_a_window_is_named(skewed, stray):
+    assert_refused(skewed, [*skewed.plan_arguments(), stray], 2, stray, "--moves before each value")

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "core/assert.h"
-#include "window/replay/kernels.h"
 
 #ifdef __x86_64__
 
