@@ -49,8 +49,9 @@ check:  ## format, lint, every preset with its tests, short fuzzing, the docs' c
 	@scripts/setup.sh core test check
 	@scripts/check.sh
 
-check-long:  ## the same with ten minutes per fuzz target and 5000 cases per property
-	@$(MAKE) check FUZZ_SECONDS=600 RC_PARAMS=max_success=5000
+check-long:  ## the same with ten minutes per fuzz target, 5000 cases per property, millions of moves, and the long Python tests
+	@$(MAKE) check FUZZ_SECONDS=600 RC_PARAMS=max_success=5000 ROUTEPACK_LONG=1 HYPOTHESIS_PROFILE=long
+	@RC_PARAMS=max_success=100000 $(BUILD)/bin/property_tests --gtest_filter='SearchLaws.the_price*:SearchLaws.every_layout*'
 
 bench:  ## build and run the benchmarks
 	@scripts/setup.sh core check

@@ -33,6 +33,9 @@ end_to_end tests/e2e
 step "the commands of README.md and docs/"
 "$python" scripts/docs_commands.py
 
+step "the Python package: its tests, types and stubs, and the files that packages from PyPI read and write"
+scripts/cross_tests.sh
+
 step "the sdist and the wheel, installed into an environment with nothing but numpy"
 status=0
 scripts/python_package.sh && scripts/wheel_test.sh || status=$?

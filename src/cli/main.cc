@@ -6,6 +6,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 
 #include "cli/command.h"
 #include "cli/process.h"
@@ -115,6 +116,8 @@ int main(int argc, char** argv) {
     return fail(kBadInput, error.what());
   } catch (const std::bad_alloc&) {
     return fail(kBadInput, "not enough memory for this input");
+  } catch (const std::system_error& error) {
+    return fail(kBadInput, std::string("the system gave no thread: ") + error.what());
   } catch (const std::exception& error) {
     return fail(kBug, std::string("unexpected: ") + error.what());
   }

@@ -62,7 +62,12 @@ void prepare_process() {
 }
 
 void catch_interrupts() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) handle(signal, note_interrupt, static_cast<int>(SA_RESETHAND));
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    // What nohup or a shell's & made ignored stays ignored.
+    struct sigaction before{};
+    if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    handle(signal, note_interrupt, static_cast<int>(SA_RESETHAND));
+  }
 }
 
 bool interrupted() {

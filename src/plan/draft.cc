@@ -29,7 +29,11 @@ std::optional<Infeasible> Draft::place_and_pack(PlacingStart start) {
 void Draft::refine() {
   planning_->run.begin(Phase::Refine);
   for (std::int64_t k = 0; k < planning_->search.refinements; ++k) {
-    if (planning_->deadline.over() || !placing_.refine(steps_, *planning_)) return;
+    if (planning_->deadline.over()) {
+      complete_ = false;
+      return;
+    }
+    if (!placing_.refine(steps_, *planning_)) return;
     if (planning_->search.repack_share == 0.0) continue;
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       steps_[i].repack(placing_.placement(), demands_->of_step[i], *planning_);

@@ -40,12 +40,15 @@ class Draft {
   [[nodiscard]] bool better_than(const Draft& other) const;
   [[nodiscard]] std::span<const Step> steps() const { return steps_; }
   [[nodiscard]] const Placing& placing() const { return placing_; }
+  /// False when a deadline or a stop left something undone.
+  [[nodiscard]] bool complete() const { return complete_; }
 
  private:
   std::vector<Step> steps_;
   Placing placing_;
   const Demands* demands_;
   const Planning* planning_;
+  bool complete_ = true;
 };
 
 }  // namespace routepack

@@ -134,8 +134,8 @@ void Placing::place(PlacingStart start) {
   std::vector<double> values;
   const double tokens = static_cast<double>(instance_->capacity) * instance_->topology.shards();
   for (const LayerId l : instance_->window.layer_ids()) values.push_back(instance_->cost.expert_weight(l) / tokens);
-  auto sticky = place_sticky(demand_, ledger_,
-                             {.epsilon = params_->sticky_eps, .start_above = params_->sticky_eps, .token_value = values});
+  auto sticky = place_sticky(
+      demand_, ledger_, {.epsilon = params_->sticky_eps, .start_above = params_->sticky_eps, .token_value = values});
   placement_ = std::move(sticky.placement);
   layers_ = std::move(sticky.layers);
 }

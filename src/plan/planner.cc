@@ -36,7 +36,7 @@ std::optional<Deadline::Clock::time_point> end_of(const PlanParams& params) {
 }
 
 Plan checked_plan(const Step& step, const Placement& before, const Placing& placing,
-                  std::span<const std::int64_t> demand, const PlanParams& params) {
+                  std::span<const std::int64_t> demand, const PlanParams& params, bool complete) {
   const Instance& instance = step.instance();
   const Placement& placement = placing.placement();
   Layout layout = step.ordered_layout(placement, params.row_order);
@@ -54,7 +54,7 @@ Plan checked_plan(const Step& step, const Placement& before, const Placing& plac
               .cv_global_before = rank_demand_cv(rank_demand(demand, before), before.ranks()),
               .search = step.report(),
               .placing = placing.report(),
-              .complete = step.complete() && placing.complete()};
+              .complete = complete && step.complete() && placing.complete()};
 }
 
 }  // namespace
@@ -110,20 +110,28 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
   if (joint && !why) draft.refine();
 
   // Where moves cost nothing, fresh LPT is the better start almost always; where it is not, the few swaps win.
+  // There is a plan by then unless `why` says otherwise: a stop cuts the second try short, no more.
+  const RunContext calm{.observer = run.observer, .stop = why ? run.stop : std::stop_token()};
+  const Planning again{params, planning.search, pool, deadline, calm};
+  bool complete = true;
   if (afresh && (why || !deadline.over())) {
-    Draft second(std::move(steps), placing, demands, planning);
+    Draft second(std::move(steps), placing, demands, again);
     const auto also = second.place_and_pack(PlacingStart::AsAsked);
     if (why && also) return *why;
+    for (const Step& step : second.steps()) complete = complete && step.complete();
     if (!also && (why || second.better_than(draft))) {
       second.refine();
       draft = std::move(second);
     }
+  } else if (afresh) {
+    complete = false;
   }
 
+  complete = complete && draft.complete();
   run.begin(Phase::Check);
   std::vector<Plan> plans;
   for (std::size_t k = 0; k < instances.size(); ++k) {
-    plans.push_back(checked_plan(draft.steps()[k], before, draft.placing(), demands.of_step[k], params));
+    plans.push_back(checked_plan(draft.steps()[k], before, draft.placing(), demands.of_step[k], params, complete));
   }
   return plans;
 }

@@ -69,7 +69,7 @@ std::optional<Infeasible> Step::pack(const Placement& placement, std::span<const
   search::Found found = search::find_layout(problem, seeds, planning.search, planning.params.seed, bound,
                                             planning.executor, ends, planning.run.observer);
   report_ = search::report(seeds, found);
-  complete_ = found.ending != Ending::Stopped && seeds.not_tried == 0;
+  complete_ = !found.cut && seeds.not_tried == 0;
   arrangement_ = std::move(found.arrangement);
   return std::nullopt;
 }
@@ -82,7 +82,7 @@ void Step::repack(const Placement& placement, std::span<const std::int64_t> dema
                                                planning.executor, planning.deadline, planning.run.observer);
   report_.proposals += found.proposals;
   report_.accepted += found.accepted;
-  complete_ = complete_ && found.ending != Ending::Stopped;
+  complete_ = complete_ && !found.cut;
   arrangement_ = std::move(found.arrangement);
 }
 

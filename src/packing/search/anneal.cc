@@ -51,6 +51,7 @@ class Annealing {
 
   Found run() {
     found_.ending = go();
+    found_.cut = found_.ending == Ending::Stopped;
     ROUTEPACK_ASSERT(best_ <= best_seed_, "the search ends worse than its best seed");
     found_.arrangement = problem_.arrangement(best_cells_);
     const State state(problem_, found_.arrangement);

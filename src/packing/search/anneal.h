@@ -23,6 +23,7 @@ struct Found {
   Score score;                ///< exact, in the row order of `arrangement`
   std::vector<double> joint;  ///< J[r, g] of `arrangement`, [R, G]
   Ending ending = Ending::Budget;
+  bool cut = false;  ///< a deadline or a stop took something from it: another run may find another layout
   std::int64_t levels = 0;
   std::int64_t proposals = 0;  ///< priced
   std::int64_t accepted = 0;

@@ -47,6 +47,7 @@ class BlockAnnealing {
   Found run() {
     const Score before = best_;
     found_.ending = go();
+    found_.cut = found_.cut || found_.ending == Ending::Stopped;
     ROUTEPACK_ASSERT(best_ <= before, "the search ends worse than it began");
     found_.arrangement = problem_.arrangement(best_cells_);
     const State state(problem_, found_.arrangement);
@@ -72,7 +73,9 @@ class BlockAnnealing {
       std::int64_t accepted = 0;
       for (std::int64_t k = 0; k < rounds; ++k) {
         const auto round = static_cast<Index>(static_cast<std::int64_t>(n) * rounds + k);
-        run_round(round, levels[n], pace.next() / static_cast<double>(params_.levels * rounds), n + 1 == levels.size(),
+        const double share = pace.next();
+        found_.cut = pace.cut();
+        run_round(round, levels[n], share / static_cast<double>(params_.levels * rounds), n + 1 == levels.size(),
                   proposals, accepted);
         if (deadline_.over()) break;
       }

@@ -107,7 +107,7 @@ TEST(MoveLedger, refuses_a_byte_limit_without_the_bytes_of_an_expert) {
   MoveBudget budget;
   budget.add("1GB");
   EXPECT_EQ(refusal<InvalidInput>([&] { ledger(budget, 0); }),
-            "moves: found a limit in bytes, wanted the bytes of one expert with it");
+            "moves: found a limit in bytes, wanted the bytes of one expert with it (expert_bytes, or a model preset)");
 }
 
 // Slots 0 1 | 2 3 | 4 5 → experts 2 1 | 4 3 | 0 5: slot 0's expert goes to slot 4, slot 4's to slot 2, slot 2's to 0.
