@@ -422,7 +422,7 @@ class SearchParams:
 
     @property
     def most_proposals(self) -> int:
-        """proposals of the whole search at most (1 to 1099511627776)"""
+        """proposals of one search at most (1 to 1099511627776)"""
 
     @most_proposals.setter
     def most_proposals(self, value: int, /) -> None: ...
@@ -554,7 +554,7 @@ class SearchParams:
 class PlanParams:
     """How to plan, as opposed to what is allowed."""
 
-    def __init__(self, *, placement: str = 'joint', sticky_eps: float = 0.01, moves: str = '', two_batches: bool = False, ranks_per_node: int = 0, expert_bytes: int = 0, model: str = '', weight_bytes: int = 2, optimizer_bytes: int = 12, optimizer_shards: int = 1, row_order: str = 'pipeline', effort: str = 'default', deadline_ms: int = 0, threads: int = 0, seed: int = 0, search: SearchParams | None = None) -> None: ...
+    def __init__(self, *, placement: str = 'joint', sticky_eps: float = 0.01, moves: str = '', two_batches: bool = False, ranks_per_node: int = 0, expert_bytes: int = 0, model: str = '', weight_bytes: int = 2, optimizer_bytes: int = 12, optimizer_shards: int = 1, link_gbytes: float = 0, tflops: float = 0, row_order: str = 'pipeline', effort: str = 'default', deadline_ms: int = 0, threads: int = 0, seed: int = 0, search: SearchParams | None = None) -> None: ...
 
     @property
     def placement(self) -> str:
@@ -631,6 +631,24 @@ class PlanParams:
 
     @optimizer_shards.setter
     def optimizer_shards(self, value: int, /) -> None: ...
+
+    @property
+    def link_gbytes(self) -> float:
+        """
+        with --model and --tflops: GB/s that a rank sends, gives the price of a moved expert (0 = not known) (0 to 1000000000)
+        """
+
+    @link_gbytes.setter
+    def link_gbytes(self, value: float, /) -> None: ...
+
+    @property
+    def tflops(self) -> float:
+        """
+        with --model and --link-gbytes: TFLOP/s reached in the experts (0 = not known) (0 to 1000000000)
+        """
+
+    @tflops.setter
+    def tflops(self, value: float, /) -> None: ...
 
     @property
     def row_order(self) -> str:
