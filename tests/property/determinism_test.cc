@@ -51,6 +51,27 @@ INSTANTIATE_TEST_SUITE_P(Determinism, Grid,
                                            std::pair(Effort::Fast, PlacementMode::Sticky),
                                            std::pair(Effort::Default, PlacementMode::Joint)));
 
+TEST(Determinism, threads_that_share_long_rounds_give_one_plan) {
+  const Window window = generate_window({.model = "gpt-oss-20b", .prompts = 12, .rollouts = 8, .seed = 3});
+  for (const Sync sync : {Sync::Step, Sync::Row}) {
+    const Instance instance(window, Topology::megatron({.dp = 4, .ep = 2}), CostModel({{"full", 96.0, 100.0}}), 1024,
+                            {}, sync);
+    std::set<std::string> hashes;
+    for (const std::int64_t threads : {1, 2, 3, 8}) {
+      PlanParams params;
+      params.placement = PlacementMode::Lpt;
+      params.threads = threads;
+      SearchParams search;
+      search.proposals_per_sample = 400;  // 9600 proposals in each of 4 rounds: enough for threads
+      search.levels = 2;
+      search.rounds = 2;
+      params.search = search;
+      hashes.insert(hash_of(instance, params));
+    }
+    EXPECT_EQ(hashes.size(), 1U);
+  }
+}
+
 TEST(Determinism, another_seed_gives_another_plan) {
   const Window window = generate_window({.model = "gpt-oss-20b", .prompts = 12, .rollouts = 8, .seed = 3});
   const Instance instance(window, Topology::megatron({.dp = 8, .ep = 8}), CostModel({{"full", 96.0, 100.0}}), 2048);

@@ -15,6 +15,7 @@
 namespace routepack::search {
 namespace {
 
+constexpr double kWorthThreads = 8192.0;  // proposals of a round, from which on threads pay
 constexpr std::uint32_t kDealStream = 0xb10c5dea;
 
 class BlockAnnealing {
@@ -97,7 +98,11 @@ class BlockAnnealing {
     const auto regions = deal(round);
     std::vector<Trail> trails(regions.size());
     const double per_sample = static_cast<double>(steps_per_sample()) * share;
-    executor_.for_each(regions.size(), [&](std::size_t b) {
+    // Waking a thread takes about as long as a thousand proposals.
+    SerialExecutor alone;
+    const bool short_round = per_sample * static_cast<double>(problem_.movable.size()) < kWorthThreads;
+    Executor& executor = short_round ? static_cast<Executor&>(alone) : executor_;
+    executor.for_each(regions.size(), [&](std::size_t b) {
       const auto movable = static_cast<double>(regions[b].movable.size());
       const Task task{.seed = seed_,
                       .level = round,
