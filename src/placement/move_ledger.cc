@@ -37,7 +37,8 @@ MoveLedger::MoveLedger(const Placement& home, const MoveBudget& budget, std::int
     throw InvalidInput(fmt::format("ranks_per_node: found {}, wanted at least 0", ranks_per_node));
   }
   if (limited_bytes_ && expert_bytes == 0) {
-    throw InvalidInput("moves: found a limit in bytes, wanted the bytes of one expert with it (expert_bytes, or a model preset)");
+    throw InvalidInput(
+        "moves: found a limit in bytes, wanted the bytes of one expert with it (expert_bytes, or a model preset)");
   }
   if (limited_bytes_) most_per_rank_ = *budget.rank_bytes / expert_bytes;
   most_moved_ = budget.most_experts(all_);
