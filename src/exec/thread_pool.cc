@@ -13,7 +13,7 @@ ThreadPool::ThreadPool(std::size_t threads) {
   try {
     for (std::size_t i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
   } catch (const std::system_error&) {
-    // A container's limit on threads costs speed, not the plan.
+    return;  // a container's limit on threads costs speed, not the plan
   }
 }
 

@@ -66,8 +66,8 @@ HWY_INLINE void each_vector(const LaneShape& shape, Body body) {
   }
 }
 
-PeakSums ExchangeSums16(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j, const std::int16_t* a,
-                        const std::int16_t* b) {
+PeakSums exchange_sums_16_lanes(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j,
+                                const std::int16_t* a, const std::int16_t* b) {
   const std::size_t ranks = shape.ranks();
   PeakSums sums;
   each_vector<std::int16_t>(shape, [&](auto d, std::size_t at, std::size_t /*layer*/, std::size_t width) HWY_ATTR {
@@ -85,8 +85,8 @@ PeakSums ExchangeSums16(const LaneShape& shape, const std::int16_t* i, const std
   return sums;
 }
 
-PeakSums ExchangeSums32(const LaneShape& shape, const std::int32_t* i, const std::int32_t* j, const std::int32_t* a,
-                        const std::int32_t* b) {
+PeakSums exchange_sums_32_lanes(const LaneShape& shape, const std::int32_t* i, const std::int32_t* j,
+                                const std::int32_t* a, const std::int32_t* b) {
   const std::size_t ranks = shape.ranks();
   PeakSums sums;
   each_vector<std::int32_t>(shape, [&](auto d, std::size_t at, std::size_t /*layer*/, std::size_t width) HWY_ATTR {
@@ -115,12 +115,14 @@ HWY_INLINE void exchange_peaks_of(const LaneShape& shape, const T* i, const T* j
     hn::StoreU(most_b, d, peaks_b + layer);
   });
 }
-void ExchangePeaks16(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j, const std::int16_t* a,
-                     const std::int16_t* b, std::int16_t* peaks_a, std::int16_t* peaks_b) {
+void exchange_peaks_16_lanes(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j,
+                             const std::int16_t* a, const std::int16_t* b, std::int16_t* peaks_a,
+                             std::int16_t* peaks_b) {
   exchange_peaks_of(shape, i, j, a, b, peaks_a, peaks_b);
 }
-void ExchangePeaks32(const LaneShape& shape, const std::int32_t* i, const std::int32_t* j, const std::int32_t* a,
-                     const std::int32_t* b, std::int32_t* peaks_a, std::int32_t* peaks_b) {
+void exchange_peaks_32_lanes(const LaneShape& shape, const std::int32_t* i, const std::int32_t* j,
+                             const std::int32_t* a, const std::int32_t* b, std::int32_t* peaks_a,
+                             std::int32_t* peaks_b) {
   exchange_peaks_of(shape, i, j, a, b, peaks_a, peaks_b);
 }
 
@@ -149,17 +151,17 @@ HWY_INLINE void apply_to(const LaneShape& shape, const T* minus, const T* plus, 
     hn::StoreU(most, d, peaks + layer);
   });
 }
-void Apply16(const LaneShape& shape, const std::int16_t* minus, const std::int16_t* plus, std::int32_t* loads,
-             std::int32_t* peaks) {
+void apply_16_lanes(const LaneShape& shape, const std::int16_t* minus, const std::int16_t* plus, std::int32_t* loads,
+                    std::int32_t* peaks) {
   apply_to(shape, minus, plus, loads, peaks);
 }
-void Apply32(const LaneShape& shape, const std::int32_t* minus, const std::int32_t* plus, std::int32_t* loads,
-             std::int32_t* peaks) {
+void apply_32_lanes(const LaneShape& shape, const std::int32_t* minus, const std::int32_t* plus, std::int32_t* loads,
+                    std::int32_t* peaks) {
   apply_to(shape, minus, plus, loads, peaks);
 }
 
-void RelativeLoads(const LaneShape& shape, const std::int32_t* loads, const std::int32_t* peaks,
-                   std::int16_t* relative) {
+void relative_loads_lanes(const LaneShape& shape, const std::int32_t* loads, const std::int32_t* peaks,
+                          std::int16_t* relative) {
   const std::size_t ranks = shape.ranks();
   each_vector<std::int32_t>(shape, [&](auto d, std::size_t at, std::size_t layer, std::size_t width) HWY_ATTR {
     const hn::Rebind<std::int16_t, decltype(d)> narrow;
@@ -174,8 +176,8 @@ void RelativeLoads(const LaneShape& shape, const std::int32_t* loads, const std:
   });
 }
 
-std::int64_t StreamOperands(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j, const std::int16_t* a,
-                            const std::int16_t* b) {
+std::int64_t stream_operands_lanes(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j,
+                                   const std::int16_t* a, const std::int16_t* b) {
   const hn::CappedTag<std::int16_t, LaneShape::kNarrow> narrow;
   const hn::ScalableTag<std::int16_t> full;
   auto seen = hn::Zero(full);
@@ -199,46 +201,46 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace routepack::kernels {
 
-HWY_EXPORT(ExchangeSums16);
-HWY_EXPORT(ExchangeSums32);
-HWY_EXPORT(ExchangePeaks16);
-HWY_EXPORT(ExchangePeaks32);
-HWY_EXPORT(Apply16);
-HWY_EXPORT(Apply32);
-HWY_EXPORT(RelativeLoads);
-HWY_EXPORT(StreamOperands);
+HWY_EXPORT(exchange_sums_16_lanes);
+HWY_EXPORT(exchange_sums_32_lanes);
+HWY_EXPORT(exchange_peaks_16_lanes);
+HWY_EXPORT(exchange_peaks_32_lanes);
+HWY_EXPORT(apply_16_lanes);
+HWY_EXPORT(apply_32_lanes);
+HWY_EXPORT(relative_loads_lanes);
+HWY_EXPORT(stream_operands_lanes);
 
 PeakSums exchange_sums(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j, const std::int16_t* a,
                        const std::int16_t* b) {
-  return HWY_DYNAMIC_DISPATCH(ExchangeSums16)(shape, i, j, a, b);
+  return HWY_DYNAMIC_DISPATCH(exchange_sums_16_lanes)(shape, i, j, a, b);
 }
 PeakSums exchange_sums(const LaneShape& shape, const std::int32_t* i, const std::int32_t* j, const std::int32_t* a,
                        const std::int32_t* b) {
-  return HWY_DYNAMIC_DISPATCH(ExchangeSums32)(shape, i, j, a, b);
+  return HWY_DYNAMIC_DISPATCH(exchange_sums_32_lanes)(shape, i, j, a, b);
 }
 void exchange_peaks(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j, const std::int16_t* a,
                     const std::int16_t* b, std::int16_t* peaks_a, std::int16_t* peaks_b) {
-  HWY_DYNAMIC_DISPATCH(ExchangePeaks16)(shape, i, j, a, b, peaks_a, peaks_b);
+  HWY_DYNAMIC_DISPATCH(exchange_peaks_16_lanes)(shape, i, j, a, b, peaks_a, peaks_b);
 }
 void exchange_peaks(const LaneShape& shape, const std::int32_t* i, const std::int32_t* j, const std::int32_t* a,
                     const std::int32_t* b, std::int32_t* peaks_a, std::int32_t* peaks_b) {
-  HWY_DYNAMIC_DISPATCH(ExchangePeaks32)(shape, i, j, a, b, peaks_a, peaks_b);
+  HWY_DYNAMIC_DISPATCH(exchange_peaks_32_lanes)(shape, i, j, a, b, peaks_a, peaks_b);
 }
 void apply(const LaneShape& shape, const std::int16_t* minus, const std::int16_t* plus, std::int32_t* loads,
            std::int32_t* peaks) {
-  HWY_DYNAMIC_DISPATCH(Apply16)(shape, minus, plus, loads, peaks);
+  HWY_DYNAMIC_DISPATCH(apply_16_lanes)(shape, minus, plus, loads, peaks);
 }
 void apply(const LaneShape& shape, const std::int32_t* minus, const std::int32_t* plus, std::int32_t* loads,
            std::int32_t* peaks) {
-  HWY_DYNAMIC_DISPATCH(Apply32)(shape, minus, plus, loads, peaks);
+  HWY_DYNAMIC_DISPATCH(apply_32_lanes)(shape, minus, plus, loads, peaks);
 }
 void relative_loads(const LaneShape& shape, const std::int32_t* loads, const std::int32_t* peaks,
                     std::int16_t* relative) {
-  HWY_DYNAMIC_DISPATCH(RelativeLoads)(shape, loads, peaks, relative);
+  HWY_DYNAMIC_DISPATCH(relative_loads_lanes)(shape, loads, peaks, relative);
 }
 std::int64_t stream_operands(const LaneShape& shape, const std::int16_t* i, const std::int16_t* j,
                              const std::int16_t* a, const std::int16_t* b) {
-  return HWY_DYNAMIC_DISPATCH(StreamOperands)(shape, i, j, a, b);
+  return HWY_DYNAMIC_DISPATCH(stream_operands_lanes)(shape, i, j, a, b);
 }
 
 }  // namespace routepack::kernels

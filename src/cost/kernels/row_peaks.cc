@@ -23,10 +23,10 @@ HWY_INLINE void each_vector(std::size_t n, Body body) {
   for (; i < n; i += hn::Lanes(narrow)) body(narrow, i);
 }
 
-void ExchangedPeaks(const std::int32_t* HWY_RESTRICT rest, const std::int32_t* HWY_RESTRICT x,
-                    const std::int32_t* HWY_RESTRICT y, const std::int32_t* HWY_RESTRICT experts,
-                    const std::int32_t* HWY_RESTRICT which, std::size_t count, std::size_t n,
-                    std::int32_t* HWY_RESTRICT sums) {
+void exchanged_peaks_lanes(const std::int32_t* HWY_RESTRICT rest, const std::int32_t* HWY_RESTRICT x,
+                           const std::int32_t* HWY_RESTRICT y, const std::int32_t* HWY_RESTRICT experts,
+                           const std::int32_t* HWY_RESTRICT which, std::size_t count, std::size_t n,
+                           std::int32_t* HWY_RESTRICT sums) {
   for (std::size_t k = 0; k < count; ++k) {
     const std::int32_t* expert = experts + static_cast<std::size_t>(which[k]) * n;
     std::int32_t sum = 0;
@@ -39,9 +39,9 @@ void ExchangedPeaks(const std::int32_t* HWY_RESTRICT rest, const std::int32_t* H
   }
 }
 
-std::int32_t BoundedPeaks(const std::int32_t* HWY_RESTRICT floor, const std::int32_t* HWY_RESTRICT x,
-                          const std::int32_t* HWY_RESTRICT y, const std::int32_t* HWY_RESTRICT least,
-                          const std::int32_t* HWY_RESTRICT most, std::size_t n) {
+std::int32_t bounded_peaks_lanes(const std::int32_t* HWY_RESTRICT floor, const std::int32_t* HWY_RESTRICT x,
+                                 const std::int32_t* HWY_RESTRICT y, const std::int32_t* HWY_RESTRICT least,
+                                 const std::int32_t* HWY_RESTRICT most, std::size_t n) {
   std::int32_t sum = 0;
   each_vector(n, [&](auto d, std::size_t i) HWY_ATTR {
     const auto pair = hn::Max(hn::Add(hn::LoadU(d, x + i), hn::LoadU(d, least + i)),
@@ -51,10 +51,10 @@ std::int32_t BoundedPeaks(const std::int32_t* HWY_RESTRICT floor, const std::int
   return sum;
 }
 
-std::int32_t Meet(const std::int32_t* HWY_RESTRICT rival, const std::int32_t* HWY_RESTRICT rival2,
-                  const std::int32_t* HWY_RESTRICT rival_rank, std::int32_t q, const std::int32_t* HWY_RESTRICT on_p,
-                  const std::int32_t* HWY_RESTRICT on_q, std::size_t n, std::int32_t* HWY_RESTRICT rest,
-                  std::int32_t* HWY_RESTRICT floor) {
+std::int32_t meet_lanes(const std::int32_t* HWY_RESTRICT rival, const std::int32_t* HWY_RESTRICT rival2,
+                        const std::int32_t* HWY_RESTRICT rival_rank, std::int32_t q,
+                        const std::int32_t* HWY_RESTRICT on_p, const std::int32_t* HWY_RESTRICT on_q, std::size_t n,
+                        std::int32_t* HWY_RESTRICT rest, std::int32_t* HWY_RESTRICT floor) {
   std::int32_t sum = 0;
   each_vector(n, [&](auto d, std::size_t i) HWY_ATTR {
     const auto is_rival = hn::Eq(hn::LoadU(d, rival_rank + i), hn::Set(d, q));
@@ -75,23 +75,23 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace routepack::kernels {
 
-HWY_EXPORT(ExchangedPeaks);
-HWY_EXPORT(BoundedPeaks);
-HWY_EXPORT(Meet);
+HWY_EXPORT(exchanged_peaks_lanes);
+HWY_EXPORT(bounded_peaks_lanes);
+HWY_EXPORT(meet_lanes);
 
 void exchanged_peaks(const std::int32_t* rest, const std::int32_t* x, const std::int32_t* y,
                      const std::int32_t* experts, const std::int32_t* which, std::size_t count, std::size_t n,
                      std::int32_t* sums) {
-  HWY_DYNAMIC_DISPATCH(ExchangedPeaks)(rest, x, y, experts, which, count, n, sums);
+  HWY_DYNAMIC_DISPATCH(exchanged_peaks_lanes)(rest, x, y, experts, which, count, n, sums);
 }
 std::int32_t bounded_peaks(const std::int32_t* floor, const std::int32_t* x, const std::int32_t* y,
                            const std::int32_t* least, const std::int32_t* most, std::size_t n) {
-  return HWY_DYNAMIC_DISPATCH(BoundedPeaks)(floor, x, y, least, most, n);
+  return HWY_DYNAMIC_DISPATCH(bounded_peaks_lanes)(floor, x, y, least, most, n);
 }
 std::int32_t meet(const std::int32_t* rival, const std::int32_t* rival2, const std::int32_t* rival_rank, std::int32_t q,
                   const std::int32_t* on_p, const std::int32_t* on_q, std::size_t n, std::int32_t* rest,
                   std::int32_t* floor) {
-  return HWY_DYNAMIC_DISPATCH(Meet)(rival, rival2, rival_rank, q, on_p, on_q, n, rest, floor);
+  return HWY_DYNAMIC_DISPATCH(meet_lanes)(rival, rival2, rival_rank, q, on_p, on_q, n, rest, floor);
 }
 
 }  // namespace routepack::kernels

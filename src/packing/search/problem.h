@@ -84,6 +84,7 @@ class Problem {
 
   /// J becomes an integer of about 2⁻⁶⁰ of the largest total: such sums have no order.
   [[nodiscard]] std::int64_t to_fixed(double joint) const {
+    // NOLINTNEXTLINE(bugprone-incorrect-roundings): never negative, and the last bit of 60 decides nothing.
     return static_cast<std::int64_t>(joint * fixed_scale + 0.5);
   }
   double fixed_scale = 1.0;

@@ -15,18 +15,18 @@ constexpr std::size_t kQuantiles = 4096;
 
 /// −ln u at the middle of 4096 equal steps of u: no libm, no branch.
 const std::array<double, kQuantiles>& quantiles() {
-  static const auto table = [] {
+  static const auto kTable = [] {
     std::array<double, kQuantiles> made{};
     for (std::size_t k = 0; k < kQuantiles; ++k) {
       made[k] = -portable::log((static_cast<double>(k) + 0.5) / static_cast<double>(kQuantiles));
     }
     return made;
   }();
-  return table;
+  return kTable;
 }
 
 std::uint32_t of_16_bits(double share) {
-  return static_cast<std::uint32_t>(share * 65536.0 + 0.5);
+  return static_cast<std::uint32_t>(std::lround(share * 65536.0));
 }
 
 }  // namespace

@@ -212,11 +212,11 @@ std::size_t count_bytes(const std::uint8_t* ids, std::size_t rows, std::uint32_t
 }  // namespace
 
 bool can_count_bits() {
-  static const bool can = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                          __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg") &&
-                          __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("gfni");
-  return can && (hwy::SupportedTargets() & HWY_AVX3) != 0;  // tests take instruction sets away
+  static const bool kCan = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg") &&
+                           __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("gfni");
+  return kCan && (hwy::SupportedTargets() & HWY_AVX3) != 0;  // tests take instruction sets away
 }
 
 std::size_t count_bits(const std::uint8_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit,

@@ -67,7 +67,7 @@ HWY_INLINE bool rotate_blocks(D d, const std::uint16_t* ids, std::size_t size, s
 
 #endif  // HWY_TARGET != HWY_SCALAR
 
-bool Suspicious8(const std::uint8_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit) {
+bool suspicious_8_lanes(const std::uint8_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit) {
 #if HWY_TARGET != HWY_SCALAR
   const hn::ScalableTag<std::uint8_t> d;
   if (rows * top_k >= hn::Lanes(d)) {
@@ -78,7 +78,7 @@ bool Suspicious8(const std::uint8_t* ids, std::size_t rows, std::size_t top_k, s
   return scalar::is_suspicious(ids, rows, top_k, limit);
 }
 
-bool Suspicious16(const std::uint16_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit) {
+bool suspicious_16_lanes(const std::uint16_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit) {
 #if HWY_TARGET != HWY_SCALAR
   const hn::ScalableTag<std::uint16_t> d;
   if (rows * top_k >= hn::Lanes(d)) {
@@ -136,10 +136,10 @@ HWY_INLINE bool narrow_any(const RowBlock& block, To* out, std::size_t layer_str
   return seen >> (8 * sizeof(To)) == 0;
 }
 
-bool Narrow8(const RowBlock& block, std::uint8_t* out, std::size_t layer_stride) {
+bool narrow_8_lanes(const RowBlock& block, std::uint8_t* out, std::size_t layer_stride) {
   return narrow_any(block, out, layer_stride);
 }
-bool Narrow16(const RowBlock& block, std::uint16_t* out, std::size_t layer_stride) {
+bool narrow_16_lanes(const RowBlock& block, std::uint16_t* out, std::size_t layer_stride) {
   return narrow_any(block, out, layer_stride);
 }
 
@@ -149,26 +149,26 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace routepack::replay {
-HWY_EXPORT(Suspicious8);
-HWY_EXPORT(Suspicious16);
-HWY_EXPORT(Narrow8);
-HWY_EXPORT(Narrow16);
+HWY_EXPORT(suspicious_8_lanes);
+HWY_EXPORT(suspicious_16_lanes);
+HWY_EXPORT(narrow_8_lanes);
+HWY_EXPORT(narrow_16_lanes);
 
 template <>
 bool is_suspicious(const std::uint8_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit) {
-  return HWY_DYNAMIC_DISPATCH(Suspicious8)(ids, rows, top_k, limit);
+  return HWY_DYNAMIC_DISPATCH(suspicious_8_lanes)(ids, rows, top_k, limit);
 }
 template <>
 bool is_suspicious(const std::uint16_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit) {
-  return HWY_DYNAMIC_DISPATCH(Suspicious16)(ids, rows, top_k, limit);
+  return HWY_DYNAMIC_DISPATCH(suspicious_16_lanes)(ids, rows, top_k, limit);
 }
 template <>
 bool narrow<std::int32_t>(const RowBlock& block, std::uint8_t* out, std::size_t layer_stride) {
-  return HWY_DYNAMIC_DISPATCH(Narrow8)(block, out, layer_stride);
+  return HWY_DYNAMIC_DISPATCH(narrow_8_lanes)(block, out, layer_stride);
 }
 template <>
 bool narrow<std::int32_t>(const RowBlock& block, std::uint16_t* out, std::size_t layer_stride) {
-  return HWY_DYNAMIC_DISPATCH(Narrow16)(block, out, layer_stride);
+  return HWY_DYNAMIC_DISPATCH(narrow_16_lanes)(block, out, layer_stride);
 }
 
 }  // namespace routepack::replay

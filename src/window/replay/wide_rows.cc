@@ -74,9 +74,9 @@ ROUTEPACK_WIDE bool narrow_steps(std::span<const std::byte* const> tokens, std::
 }  // namespace
 
 bool can_count_wide() {
-  static const bool can = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
-  return can && (hwy::SupportedTargets() & HWY_AVX3) != 0;  // tests take instruction sets away
+  static const bool kCan = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
+  return kCan && (hwy::SupportedTargets() & HWY_AVX3) != 0;  // tests take instruction sets away
 }
 
 template <class Narrow>
