@@ -23,10 +23,13 @@ std::vector<std::int32_t> fill_layer(const Placement& home, LayerId l, std::span
       newcomers.push_back(e);
     }
   }
+  const auto at_slot = [per_rank](std::int32_t rank, std::int32_t index) {
+    return static_cast<std::size_t>(rank) * static_cast<std::size_t>(per_rank) + static_cast<std::size_t>(index);
+  };
   std::vector<ExpertId> others;
   for (const ExpertId e : newcomers) {
     const std::int32_t index = home.slot_of(l, e) % per_rank;
-    std::int32_t& slot = slots[static_cast<std::size_t>(rank_of[e] * per_rank + index)];
+    std::int32_t& slot = slots[at_slot(rank_of[e], index)];
     if (slot == kFree) {
       slot = e.value();
     } else {
@@ -37,9 +40,9 @@ std::vector<std::int32_t> fill_layer(const Placement& home, LayerId l, std::span
   for (const ExpertId e : others) {
     const std::int32_t rank = rank_of[e];
     std::int32_t& at = gap[static_cast<std::size_t>(rank)];
-    while (at < per_rank && slots[static_cast<std::size_t>(rank * per_rank + at)] != kFree) ++at;
+    while (at < per_rank && slots[at_slot(rank, at)] != kFree) ++at;
     ROUTEPACK_ASSERT(at < per_rank, "a rank got more experts than it has slots");
-    slots[static_cast<std::size_t>(rank * per_rank + at)] = e.value();
+    slots[at_slot(rank, at)] = e.value();
   }
   return slots;
 }

@@ -9,6 +9,7 @@
 #include <limits>
 #include <numeric>
 #include <queue>
+#include <ranges>
 #include <utility>
 
 #include "core/assert.h"
@@ -41,7 +42,7 @@ class LayerPlan {
       found.push_back(*swap);
       peaks_.push_back(balance_.peak());
     }
-    for (auto swap = found.rbegin(); swap != found.rend(); ++swap) balance_.undo(*swap);
+    for (const BalanceSwap& swap : found | std::views::reverse) balance_.undo(swap);
     ahead_ = std::move(found);
     taken_ = 0;
   }
