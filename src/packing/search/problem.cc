@@ -99,7 +99,6 @@ Problem::Problem(const Instance& given, const Placement& where, const Items& all
   }
 
   const bool some_routed = std::ranges::any_of(items.items, [](const Item& item) { return !item.without_routes; });
-  position_of.resize(items.items.size());
   is_movable.resize(items.items.size());
   for (std::size_t i = 0; i < items.items.size(); ++i) {
     const Item& item = items.items[i];
@@ -107,7 +106,6 @@ Problem::Problem(const Instance& given, const Placement& where, const Items& all
                      static_cast<std::int32_t>(item.count)});
     if (item.oversized || (item.without_routes && some_routed)) continue;
     is_movable[i] = true;
-    position_of[i] = static_cast<Index>(movable.size());
     movable.push_back(static_cast<Index>(i));
   }
 

@@ -60,10 +60,9 @@ class Problem {
     return static_cast<Index>(row_shard / shards * slots + column_end[row_shard % shards]);
   }
 
-  std::vector<ItemFacts> facts;    ///< by item
-  std::vector<Index> movable;      ///< items that may move, longest first; oversized and route-less ones stay
-  std::vector<Index> position_of;  ///< by item: where it is in `movable`, of those that are
-  std::vector<bool> is_movable;    ///< by item
+  std::vector<ItemFacts> facts;  ///< by item
+  std::vector<Index> movable;    ///< items that may move, longest first; oversized and route-less ones stay
+  std::vector<bool> is_movable;  ///< by item
 
   std::int64_t room = 0;                ///< aligned tokens that a cell holds
   std::int64_t max_samples = 0;         ///< per cell; never 0
