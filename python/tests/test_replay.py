@@ -344,6 +344,49 @@ def test_a_sealed_window_survives_the_crash_of_its_builder(tmp_path):
     assert routepack.join_windows(sorted(tmp_path.iterdir())).samples == 18
 
 
+def test_a_builder_killed_while_it_seals_leaves_a_whole_window(tmp_path):
+    import subprocess
+    import sys
+    import time
+
+    code = (
+        "import sys, numpy as np, routepack\n"
+        "builder = routepack.WindowBuilder(experts=256, top_k=1, spill_folder=sys.argv[1])\n"
+        "while True:\n"
+        "    for n in range(20): builder.add(np.full((3, 64, 1), n + 1, dtype=np.uint8))\n"
+        "    builder.seal(sys.argv[1] + '/w.safetensors')\n"
+    )
+    path = tmp_path / "w.safetensors"
+    for n in range(6):
+        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as worker:
+            deadline = time.monotonic() + 60
+            before = path.stat().st_mtime_ns if path.exists() else None
+            while (path.stat().st_mtime_ns if path.exists() else None) == before and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(0.002 * n)  # somewhere in the middle of the next ones
+            worker.kill()
+        window = routepack.Window.load(path)
+        assert window.counts.shape == (20, 64, 256) and int(window.counts.sum()) == 20 * 64 * 3
+
+
+def test_memory_of_a_builder_is_bounded(tmp_path):
+    import subprocess
+    import sys
+
+    code = (
+        "import resource, sys, numpy as np, routepack\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
+        "builder = routepack.WindowBuilder(experts=256, top_k=1, memory_bytes=1 << 20, spill_folder=sys.argv[1])\n"
+        "ids = np.ones((3, 64, 1), dtype=np.uint8)\n"
+        "for n in range(100): builder.add(ids)\n"
+        "before = peak()\n"
+        "for n in range(1900): builder.add(ids)\n"  # 62 MB of counts
+        "print(peak() - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 16  # MiB
+
+
 def test_counts_can_be_added_ready_made():
     builder = routepack.WindowBuilder(experts=2, top_k=1, layers=[3, 5], pad_counts=np.ones((2, 2), dtype=np.uint32))
     builder.add_counts([[2, 1], [0, 0]], length=3, recorded=[3, 0], atomic=7)

@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import routepack
+from convert.framework_routes import EXPERTS as FILE_EXPERTS
+from convert.framework_routes import LAYERS as FILE_LAYERS
 from convert.support import b64
 from routepack.convert import DEMANDS, KINDS, Limits, Options, convert
 
@@ -87,39 +89,76 @@ def test_array_containers(container, data):
     survives(data.draw(st.sampled_from(["arrays", "verl", "areal", "vllm", "nemo-rl", "skyrl"])), raw)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "slime_rollout_7.pt",
-        "slime_train_7.pt",
-        "areal_r3.pt",
-        "skyrl_batch.pt",
-        "sglang_recorder/per_token.pt",
-        "sglang_recorder/stat.pt",
-    ],
-)
+@pytest.mark.parametrize("name", ["skyrl_batch.pt", "sglang_recorder/per_token.pt"])
 @fuzz
 @given(data=st.data())
-def test_torch_archives(name, data):
+def test_further_torch_archives(name, data):
     pytest.importorskip("torch")
-    kind = {
-        "slime_rollout_7.pt": "slime",
-        "slime_train_7.pt": "slime-train",
-        "areal_r3.pt": "areal",
-        "skyrl_batch.pt": "skyrl",
-    }.get(name, "sglang-recorder")
-    options = Options(experts=8, top_k=2, steps=(0,), rollout=DATA / "slime_rollout_7.pt", limits=LIMITS)
-    survives(kind, data.draw(damaged((DATA / name).read_bytes())), options)
+    kind = "skyrl" if name == "skyrl_batch.pt" else "sglang-recorder"
+    survives(kind, data.draw(damaged((DATA / name).read_bytes())))
 
 
-@pytest.mark.parametrize(
-    "name", ["sglang.jsonl", "nemo_rl.jsonl", "skyrl.jsonl", "megatron_trace/router_trace_rank0.jsonl"]
-)
+def npz_bytes(**arrays):
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+ROUTES = np.arange(1, 3 * 4 * 2 * 2 + 1).reshape(3, 4, 2, 2) % 8
+FULL = Options(experts=FILE_EXPERTS, top_k=2, num_layers=FILE_LAYERS, layers=(1, 2), limits=LIMITS)
+TRAIN = Options(experts=FILE_EXPERTS, layers=(1, 2), steps=(0,), rollout=DATA / "slime_rollout_7.pt", limits=LIMITS)
+#: A good file of every kind, and what it is read with.
+GOOD_FILES = {
+    "slime": ((DATA / "slime_rollout_7.pt").read_bytes(), FULL),
+    "slime-train": ((DATA / "slime_train_7.pt").read_bytes(), TRAIN),
+    "sglang": ((DATA / "sglang.jsonl").read_bytes(), FULL),
+    "vllm": (
+        npz_bytes(
+            prompt_routed_experts=ROUTES[0, :2].astype(np.int16),
+            routed_experts=ROUTES[1].astype(np.int16),
+            prompt_token_ids=np.arange(2),
+            token_ids=np.arange(5),
+        ),
+        OPTIONS,
+    ),
+    "verl": (npz_bytes(routed_experts=ROUTES.astype(np.int16), attention_mask=np.ones((3, 4), dtype=int)), OPTIONS),
+    "verl jagged": ((DATA / "verl_jagged.pt").read_bytes(), FULL),
+    "nemo-rl": ((DATA / "nemo_rl.jsonl").read_bytes(), FULL),
+    "areal": ((DATA / "areal_r3.pt").read_bytes(), Options(experts=FILE_EXPERTS, layers=(1, 2), limits=LIMITS)),
+    "skyrl": ((DATA / "skyrl.jsonl").read_bytes(), FULL),
+    "arrays": (npz_bytes(routed_experts=ROUTES.astype(np.uint8), lengths=np.array([4, 3, 2])), OPTIONS),
+    "megatron-trace": (
+        (DATA / "megatron_trace/router_trace_rank0.jsonl").read_bytes(),
+        Options(experts=FILE_EXPERTS, limits=LIMITS),
+    ),
+    "sglang-recorder": ((DATA / "sglang_recorder/stat.pt").read_bytes(), Options(top_k=2, limits=LIMITS)),
+}
+
+
+def good_file(name):
+    raw, options = GOOD_FILES[name]
+    if raw[:2] == b"PK" and b"data.pkl" in raw:
+        pytest.importorskip("torch")
+    return name.split()[0], raw, options
+
+
+def test_every_kind_has_a_good_file():
+    assert {name.split()[0] for name in GOOD_FILES} == {*KINDS, *DEMANDS}
+
+
+@pytest.mark.parametrize("name", GOOD_FILES)
+def test_a_good_file_is_converted(name, tmp_path):
+    kind, raw, options = good_file(name)
+    (tmp_path / "input").write_bytes(raw)
+    assert np.asarray(convert(kind, [tmp_path / "input"], options).window.counts).sum() > 0
+
+
+@pytest.mark.parametrize("name", GOOD_FILES)
 @fuzz
 @given(data=st.data())
-def test_damaged_lines(name, data):
-    kind = {"sglang.jsonl": "sglang", "nemo_rl.jsonl": "nemo-rl", "skyrl.jsonl": "skyrl"}.get(name, "megatron-trace")
-    survives(kind, data.draw(damaged((DATA / name).read_bytes())))
+def test_a_damaged_file_of_every_kind_is_converted_or_refused(name, data):
+    kind, raw, options = good_file(name)
+    survives(kind, data.draw(damaged(raw)), options)
 
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=8)

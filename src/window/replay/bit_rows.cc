@@ -2,6 +2,7 @@
 #include "window/replay/bit_rows.h"
 
 #include "core/assert.h"
+#include "window/replay/kernels.h"
 
 #ifdef __x86_64__
 
@@ -12,7 +13,6 @@
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #endif
 
-#include <hwy/targets.h>
 #include <immintrin.h>
 
 #include <algorithm>
@@ -31,16 +31,9 @@ constexpr std::size_t kStepRows = 8;  // one per 64-bit lane
 constexpr std::size_t kSteps = 16;    // summed at once
 constexpr std::size_t kWordBits = 64;
 constexpr std::size_t kWords = kMaxBitExperts / kWordBits;
-constexpr std::size_t kInt32Ids = 8;  // of a row that is not narrowed first
 
 /// The words of `steps` steps, [word, step].
 using Words = std::array<std::array<Vector, kSteps>, kWords>;
-
-/// Ids of eight rows, narrowed to bytes: `bytes` holds id k of row r at first[r] + offset_of(k).
-struct Ids {
-  Vector bytes;
-  Vector first;
-};
 
 ROUTEPACK_BITS_INLINE Vector broadcast(std::uint64_t value) {
   return _mm512_set1_epi64(static_cast<std::int64_t>(value));
@@ -48,48 +41,17 @@ ROUTEPACK_BITS_INLINE Vector broadcast(std::uint64_t value) {
 
 /// Eight rows of kTopK bytes.
 template <std::size_t kTopK>
-struct ByteRows {
-  const std::uint8_t* ids;
-
-  static constexpr std::size_t offset_of(std::size_t k) { return k; }
-  ROUTEPACK_BITS_INLINE Ids load(std::size_t step, Vector& /*seen*/) const {
-    const std::uint8_t* at = ids + step * kStepRows * kTopK;
-    const Vector row = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
-    if constexpr (kTopK == 8) return {_mm512_loadu_si512(at), _mm512_slli_epi64(row, 3)};
-    static_assert(kTopK == 8 || kTopK == 4);
-    return {_mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))),
-            _mm512_slli_epi64(row, 2)};
-  }
-};
-
-/// Eight rows of eight int32 each, somewhere. `seen` collects their bits: bytes are enough only if the others are 0.
-struct Int32Rows {
-  const std::byte* const* tokens;
-  std::ptrdiff_t offset;
-
-  static constexpr std::size_t offset_of(std::size_t k) { return k / 4 * 16 + k % 4; }
-  ROUTEPACK_BITS_INLINE Vector two(std::size_t row) const {
-    const auto* low = reinterpret_cast<const __m256i*>(tokens[row] + offset);
-    const auto* high = reinterpret_cast<const __m256i*>(tokens[row + 1] + offset);
-    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(low)), _mm256_loadu_si256(high), 1);
-  }
-  ROUTEPACK_BITS_INLINE Ids load(std::size_t step, Vector& seen) const {
-    const Vector a = two(step * kStepRows);
-    const Vector b = two(step * kStepRows + 2);
-    const Vector c = two(step * kStepRows + 4);
-    const Vector d = two(step * kStepRows + 6);
-    seen = _mm512_ternarylogic_epi64(_mm512_ternarylogic_epi64(seen, a, b, 0xFE), c, d, 0xFE);
-    // Packing works on 16-byte blocks: those of even rows come first, four ids of each of a, b, c and d in a block.
-    const Vector bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
-    return {bytes, _mm512_set_epi64(44, 12, 40, 8, 36, 4, 32, 0)};
-  }
-};
+ROUTEPACK_BITS_INLINE Vector load_rows(const std::uint8_t* ids) {
+  static_assert(kTopK == 8 || kTopK == 4);
+  if constexpr (kTopK == 8) return _mm512_loadu_si512(ids);
+  return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(ids)));
+}
 
 /// Id k of each row, one per lane.
-template <class Rows>
-ROUTEPACK_BITS_INLINE Vector choice(const Ids& ids, std::size_t k) {
-  const Vector index = _mm512_add_epi64(ids.first, broadcast(Rows::offset_of(k)));
-  return _mm512_maskz_permutexvar_epi8(0x0101010101010101ULL, index, ids.bytes);
+template <std::size_t kTopK>
+ROUTEPACK_BITS_INLINE Vector choice(Vector rows, std::size_t k) {
+  const Vector first = _mm512_slli_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), kTopK == 8 ? 3 : 2);
+  return _mm512_maskz_permutexvar_epi8(0x0101010101010101ULL, _mm512_add_epi64(first, broadcast(k)), rows);
 }
 
 /// 1 << (id − base), and 0 where that is no bit of a word.
@@ -102,18 +64,16 @@ ROUTEPACK_BITS_INLINE Vector or3(Vector a, Vector b, Vector c) {
 }
 
 /// True when every row is in order; only then `out` means something.
-template <std::size_t kTopK, class Rows>
-ROUTEPACK_BITS bool make_words(const Rows& rows, std::size_t steps, std::uint32_t limit, Words& out, Ahead& ahead) {
+template <std::size_t kTopK>
+ROUTEPACK_BITS bool make_words(const std::uint8_t* ids, std::size_t steps, std::uint32_t limit, Words& out) {
   const std::size_t words = (limit + kWordBits - 1) / kWordBits;
   const Vector beyond = broadcast(limit % kWordBits == 0 ? 0 : ~std::uint64_t{0} << limit % kWordBits);
   Vector wrong = _mm512_setzero_si512();
-  Vector seen = wrong;
   for (std::size_t step = 0; step < steps; ++step) {
-    ahead.fetch(ahead.lines);
-    const Ids ids = rows.load(step, seen);
+    const Vector rows = load_rows<kTopK>(ids + step * kStepRows * kTopK);
     std::array<Vector, kTopK> id;
 #pragma GCC unroll 8
-    for (std::size_t k = 0; k < kTopK; ++k) id[k] = choice<Rows>(ids, k);
+    for (std::size_t k = 0; k < kTopK; ++k) id[k] = choice<kTopK>(rows, k);
     Vector named = _mm512_setzero_si512();
     Vector base = named;
     Vector word = named;
@@ -128,7 +88,6 @@ ROUTEPACK_BITS bool make_words(const Rows& rows, std::size_t steps, std::uint32_
     }
     wrong = or3(wrong, _mm512_xor_si512(named, broadcast(kTopK)), _mm512_and_si512(word, beyond));
   }
-  wrong = _mm512_or_si512(wrong, _mm512_srli_epi32(seen, 8));
   return _mm512_test_epi64_mask(wrong, wrong) == 0;
 }
 
@@ -184,15 +143,14 @@ ROUTEPACK_BITS void add_words(const std::array<Vector, kSteps>& words, std::uint
   }
 }
 
-/// `from(row)`: the rows from that one on.
-template <std::size_t kTopK, class From>
-ROUTEPACK_BITS std::size_t count_steps(const From& from, std::size_t rows, std::uint32_t limit, std::uint32_t* table,
-                                       Ahead& ahead) {
+template <std::size_t kTopK>
+ROUTEPACK_BITS std::size_t count_steps(const std::uint8_t* ids, std::size_t rows, std::uint32_t limit,
+                                       std::uint32_t* table) {
   alignas(64) Words words;
   std::size_t done = 0;
   while (done + kStepRows <= rows) {
     const std::size_t steps = std::min(kSteps, (rows - done) / kStepRows);
-    if (!make_words<kTopK>(from(done), steps, limit, words, ahead)) break;
+    if (!make_words<kTopK>(ids + done * kTopK, steps, limit, words)) break;
     for (std::size_t w = 0; w * kWordBits < limit; ++w) {
       for (std::size_t step = steps; step < kSteps; ++step) words[w][step] = _mm512_setzero_si512();
       add_words(words[w], table + w * kWordBits, std::min(kWordBits, limit - w * kWordBits));
@@ -202,13 +160,6 @@ ROUTEPACK_BITS std::size_t count_steps(const From& from, std::size_t rows, std::
   return done;
 }
 
-template <std::size_t kTopK>
-std::size_t count_bytes(const std::uint8_t* ids, std::size_t rows, std::uint32_t limit, std::uint32_t* table) {
-  Ahead nothing;
-  return count_steps<kTopK>([&](std::size_t row) { return ByteRows<kTopK>{ids + row * kTopK}; }, rows, limit, table,
-                            nothing);
-}
-
 }  // namespace
 
 bool can_count_bits() {
@@ -216,20 +167,13 @@ bool can_count_bits() {
                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg") &&
                            __builtin_cpu_supports("avx512vpopcntdq") && __builtin_cpu_supports("gfni");
-  return kCan && (hwy::SupportedTargets() & HWY_AVX3) != 0;  // tests take instruction sets away
+  return kCan && has_wide_vectors();
 }
 
 std::size_t count_bits(const std::uint8_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit,
                        std::uint32_t* table) {
   ROUTEPACK_ASSERT(has_bit_rows(top_k, limit), "rows of another shape");
-  return top_k == 4 ? count_bytes<4>(ids, rows, limit, table) : count_bytes<8>(ids, rows, limit, table);
-}
-
-std::size_t count_bits(std::span<const std::byte* const> tokens, std::ptrdiff_t offset, std::uint32_t limit,
-                       std::uint32_t* table, Ahead& ahead) {
-  ROUTEPACK_ASSERT(limit <= kMaxBitExperts, "more experts than bits");
-  return count_steps<kInt32Ids>([&](std::size_t row) { return Int32Rows{tokens.data() + row, offset}; }, tokens.size(),
-                                limit, table, ahead);
+  return top_k == 4 ? count_steps<4>(ids, rows, limit, table) : count_steps<8>(ids, rows, limit, table);
 }
 
 }  // namespace routepack::replay
@@ -243,10 +187,6 @@ bool can_count_bits() {
 }
 
 std::size_t count_bits(const std::uint8_t*, std::size_t, std::size_t, std::uint32_t, std::uint32_t*) {
-  ROUTEPACK_ASSERT(false, "this processor counts otherwise");
-}
-
-std::size_t count_bits(std::span<const std::byte* const>, std::ptrdiff_t, std::uint32_t, std::uint32_t*, Ahead&) {
   ROUTEPACK_ASSERT(false, "this processor counts otherwise");
 }
 

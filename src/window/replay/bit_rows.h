@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 namespace routepack::replay {
 
@@ -30,22 +29,5 @@ inline bool has_bit_rows(std::size_t top_k, std::uint32_t limit) {
 /// @pre can_count_bits(), has_bit_rows(top_k, limit)
 std::size_t count_bits(const std::uint8_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit,
                        std::uint32_t* table);
-
-/// Memory that will be read soon: each step of eight rows asks for the next few cache lines of it, so that it comes
-/// while others are counted.
-struct Ahead {
-  static constexpr std::ptrdiff_t kLine = 64;
-  const std::byte* next = nullptr;
-  const std::byte* end = nullptr;
-  std::size_t lines = 0;  ///< per step
-
-  void fetch(std::size_t count) {
-    for (; count > 0 && end - next >= kLine; --count, next += kLine) __builtin_prefetch(next, 0, 2);
-  }
-};
-
-/// The same for rows of eight int32 at tokens[i] + offset, 4 bytes apart, without narrowing them first.
-std::size_t count_bits(std::span<const std::byte* const> tokens, std::ptrdiff_t offset, std::uint32_t limit,
-                       std::uint32_t* table, Ahead& ahead);
 
 }  // namespace routepack::replay

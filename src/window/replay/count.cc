@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "core/assert.h"
@@ -14,10 +15,13 @@
 #include "window/replay/bit_rows.h"
 #include "window/replay/counter.h"
 #include "window/replay/kernels.h"
-#include "window/replay/wide_rows.h"
+#include "window/replay/token_rows.h"
 
 namespace routepack {
 namespace {
+
+using replay::slots_of;
+using replay::values_of;
 
 /// Ids of a layer in one block: enough that the work per layer and block does not show, few enough that all layers of
 /// a block stay in the second-level cache.
@@ -25,17 +29,6 @@ constexpr std::size_t kBlockIds = 1024;
 
 /// Comparing every pair of a row is quadratic: wider rows are sorted instead, one by one.
 constexpr std::size_t kMostComparedIds = 32;
-
-std::int64_t slots_of(const RouteIds& ids, const CountOptions& options) {
-  if (options.physical_to_logical.empty()) return options.experts;
-  return static_cast<std::int64_t>(options.physical_to_logical.size()) / counted_layers(ids, options);
-}
-
-/// One more than the largest id that the type can hold.
-std::int64_t values_of(IdType type) {
-  constexpr std::array<std::int64_t, 6> kValues = {1 << 8, 1 << 7, 1 << 16, 1 << 15, 1LL << 31, 1LL << 62};
-  return kValues[static_cast<std::size_t>(type)];
-}
 
 template <class T>
 std::int64_t load_as(const std::byte* at) {
@@ -108,18 +101,9 @@ class SampleCounter {
     // An 8-bit −1 looks like 255 once narrowed, but no id of a signed type is that large.
     limit_ = static_cast<std::uint32_t>(std::min(slots_, values_of(ids_.type)));
     has_bits_ = sizeof(To) == 1 && replay::has_bit_rows(top_k_, limit_) && replay::can_count_bits();
-    reads_directly_ = can_read_directly();
-    // A step is eight rows of one layer.
-    const std::size_t step_lines = reads_directly_ ? static_cast<std::size_t>(8 * ids_.token_stride / 64) : 0;
-    ahead_.lines = (step_lines + offsets_.size() - 1) / offsets_.size();
-    buffer_.resize(layer_stride_ * axis_layers_.size());
   }
 
   void count(std::span<const std::uint8_t> mask) {
-    if (reads_directly_) {
-      fetch_from(ids_.data);
-      ahead_.fetch(std::numeric_limits<std::size_t>::max());
-    }
     for (std::int64_t t = 0; t < ids_.tokens; ++t) {
       if (!mask.empty() && mask[static_cast<std::size_t>(t)] == 0) continue;
       tokens_.push_back(ids_.data + t * ids_.token_stride);
@@ -127,6 +111,7 @@ class SampleCounter {
       if (tokens_.size() == block_rows_) count_block();
     }
     if (!tokens_.empty()) count_block();
+    if (whole_tokens_) whole_tokens_->finish();
     if (top_k_ == 1) set_zero_layers_aside();
   }
 
@@ -136,53 +121,93 @@ class SampleCounter {
   }
 
   void count_block() {
-    const bool fits = reads_directly_ || narrow_layers(offsets_, 0, buffer_.data());
-    if (reads_directly_) fetch_from(tokens_.back() + ids_.token_stride);
-    for (std::size_t l = 0; l < offsets_.size(); ++l) {
-      std::size_t counted = 0;
-      if (has_bits_) {
-        counted = fits ? count_bits(l) : 0;
-      } else if (reads_directly_) {
-        counted = count_later(l);
-      }
+    if (!is_open_) open();
+    if (whole_tokens_) {
+      count_layers(0, first_whole_);  // of every token
+      count_whole_tokens();           // which leaves those that are not in order
+      count_layers(first_whole_, offsets_.size());
+    } else {
+      count_layers(0, offsets_.size());
+    }
+    tokens_.clear();
+    numbers_.clear();
+  }
+
+  /// The first tokens are there: how to count them? Leading rows of zeros are dense layers, mostly.
+  void open() {
+    is_open_ = true;
+    if (!has_whole_tokens()) return;
+    const auto is_zero = [&](std::ptrdiff_t offset) {
+      constexpr std::array<std::byte, 32> kZeros{};
+      return std::memcmp(tokens_.front() + offset, kZeros.data(), kZeros.size()) == 0;
+    };
+    const auto first = std::ranges::find_if_not(offsets_, is_zero);
+    first_whole_ = first == offsets_.end() ? 0 : static_cast<std::size_t>(first - offsets_.begin());
+    whole_tokens_.emplace(offsets_.size(), static_cast<std::size_t>(slots_), table_.data());
+  }
+
+  /// Rows of eight int32, those of the layers side by side.
+  [[nodiscard]] bool has_whole_tokens() const {
+    if (ids_.type != IdType::I32 || top_k_ != 8 || ids_.id_stride != 4 || ids_.layer_stride != 32) return false;
+    const auto gap = [](std::int64_t a, std::int64_t b) { return b != a + 1; };
+    if (std::ranges::adjacent_find(axis_layers_, gap) != axis_layers_.end()) return false;
+    return replay::TokenCounters::fit(offsets_.size(), static_cast<std::size_t>(slots_));
+  }
+
+  void count_whole_tokens() {
+    const std::size_t layers = offsets_.size() - first_whole_;
+    const std::byte* end = ids_.data + ids_.tokens * ids_.token_stride;
+    const auto rows = [&](std::size_t from) {
+      return replay::TokenRows{std::span(tokens_).subspan(from), offsets_[first_whole_], layers, ids_.token_stride,
+                               end};
+    };
+    std::size_t left = 0;
+    for (std::size_t i = 0; i < tokens_.size(); ++i) {
+      i += whole_tokens_->count(rows(i));
+      if (i == tokens_.size()) break;
+      tokens_[left] = tokens_[i];
+      numbers_[left++] = numbers_[i];
+    }
+    const std::size_t counted = tokens_.size() - left;
+    for (std::size_t l = first_whole_; l < report_.size(); ++l)
+      report_[l].recorded += static_cast<std::int32_t>(counted);
+    if (left > block_rows_ / 4) {  // a layer that was not captured, perhaps: token by token is no way to go on
+      whole_tokens_->finish();
+      whole_tokens_.reset();
+    }
+    tokens_.resize(left);
+    numbers_.resize(left);
+  }
+
+  void count_layers(std::size_t begin, std::size_t end) {
+    if (begin == end || tokens_.empty()) return;
+    buffer_.resize(layer_stride_ * offsets_.size());
+    const bool all_fit = narrow_layers(begin, end);
+    for (std::size_t l = begin; l < end; ++l) {
+      const bool fits = all_fit || narrow_layers(l, l + 1);
+      const std::size_t counted = fits && has_bits_ ? count_bits(l) : 0;
       report_[l].recorded += static_cast<std::int32_t>(counted);
       if (counted < tokens_.size()) count_rest(l, counted, fits);
     }
-    count_pending();
-    tokens_.clear();
-    numbers_.clear();
+  }
+
+  bool narrow_layers(std::size_t begin, std::size_t end) {
+    const auto offsets = std::span(offsets_).subspan(begin, end - begin);
+    return narrow(replay::RowBlock{tokens_, offsets, top_k_, ids_.id_stride}, ids_.type, narrowed(begin),
+                  layer_stride_);
   }
 
   /// Leading rows of the block that could be counted without increments.
   std::size_t count_bits(std::size_t l) {
     if constexpr (sizeof(To) == 1) {
-      if (reads_directly_) return replay::count_bits(tokens_, offsets_[l], limit_, table_of(l).data(), ahead_);
       return replay::count_bits(narrowed(l), tokens_.size(), top_k_, limit_, table_of(l).data());
     }
     return 0;
   }
 
-  /// Leading rows of the block that are in order; they are counted with the next layer.
-  std::size_t count_later(std::size_t l) {
-    const std::size_t rows = tokens_.size() / 8 * 8;
-    To* ids = narrowed(l);
-    const auto tokens = std::span<const std::byte* const>(tokens_).first(rows);
-    const bool in_order = replay::narrow_in_order(tokens, offsets_[l], limit_, ids, pending_, ahead_);
-    pending_ = {};
-    if (!in_order || rows == 0) return 0;
-    pending_ = {ids, rows * top_k_, table_of(l).data()};
-    return rows;
-  }
-
-  void count_pending() {
-    if (pending_.ids != nullptr) replay::count_ids(pending_.ids, pending_.size, pending_.table);
-    pending_ = {};
-  }
-
   void count_rest(std::size_t l, std::size_t begin, bool fits) {
     To* ids = narrowed(l) + begin * top_k_;
     const std::size_t rows = tokens_.size() - begin;
-    if (reads_directly_) fits = narrow_layers(std::span(offsets_).subspan(l, 1), begin, ids);
     if (fits && top_k_ <= kMostComparedIds && !replay::is_suspicious(ids, rows, top_k_, limit_)) {
       replay::count_ids(ids, rows * top_k_, table_of(l).data());
       report_[l].recorded += static_cast<std::int32_t>(rows);
@@ -194,27 +219,7 @@ class SampleCounter {
     }
   }
 
-  bool narrow_layers(std::span<const std::ptrdiff_t> offsets, std::size_t begin, To* out) const {
-    const replay::RowBlock block{std::span(tokens_).subspan(begin), offsets, top_k_, ids_.id_stride};
-    return narrow(block, ids_.type, out, layer_stride_);
-  }
-
   To* narrowed(std::size_t l) { return buffer_.data() + l * layer_stride_; }
-
-  /// The next block will be read from there on.
-  void fetch_from(const std::byte* next) {
-    const std::byte* end = ids_.data + ids_.tokens * ids_.token_stride;
-    const auto size =
-        std::min<std::ptrdiff_t>(end - next, static_cast<std::ptrdiff_t>(block_rows_) * ids_.token_stride);
-    ahead_.next = next;
-    ahead_.end = next + size;
-  }
-
-  /// Rows of eight int32, all of them in one piece of memory: only then is it known what will be read next.
-  [[nodiscard]] bool can_read_directly() const {
-    return (has_bits_ || replay::can_count_wide()) && ids_.type == IdType::I32 && top_k_ == 8 && ids_.id_stride == 4 &&
-           ids_.layer_stride == 32 && ids_.token_stride == 32 * ids_.layers;
-  }
 
   void look_at_row(std::size_t l, std::size_t i) {
     const std::byte* row = tokens_[i] + offsets_[l];
@@ -288,11 +293,11 @@ class SampleCounter {
   std::int64_t slots_;
   std::size_t block_rows_;
   std::size_t layer_stride_;
-  std::uint32_t limit_ = 0;      // ids below it are experts
-  bool has_bits_ = false;        // rows can be counted without increments
-  bool reads_directly_ = false;  // and without narrowing them first
-  replay::Ahead ahead_;
-  replay::Pending<To> pending_;
+  std::uint32_t limit_ = 0;  // ids below it are experts
+  bool has_bits_ = false;    // rows can be counted without increments
+  bool is_open_ = false;     // the first block came
+  std::optional<replay::TokenCounters> whole_tokens_;
+  std::size_t first_whole_ = 0;  // the layer from which on they are counted together
   std::vector<std::int64_t> axis_layers_;
   std::vector<std::ptrdiff_t> offsets_;
   std::vector<To> buffer_;
@@ -330,63 +335,6 @@ void spread_missing(CountReport& report, std::span<std::uint32_t> counts, std::i
 }
 
 }  // namespace
-
-namespace replay {
-
-void check_options(const SampleRoutes& sample, const CountOptions& options, const std::string& where) {
-  const RouteIds& ids = sample.ids;
-  const auto fail = [&](const std::string& what) { throw InvalidInput(where + ": " + what); };
-  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  if (options.experts < 1 || options.experts > kMaxCountedExperts) {
-    fail(fmt::format("experts: found {}, wanted 1 to {}", options.experts, kMaxCountedExperts));
-  }
-  if (ids.tokens < 0 || ids.tokens > kMost) fail(fmt::format("tokens: found {}, wanted 0 to {}", ids.tokens, kMost));
-  if (ids.layers < 1 || ids.layers > kMost) fail(fmt::format("layers: found {}, wanted 1 to {}", ids.layers, kMost));
-  if (ids.top_k < 1 || ids.top_k > options.experts) {
-    fail(fmt::format("ids of a row (top_k): found {}, wanted 1 to {}, the number of experts", ids.top_k,
-                     options.experts));
-  }
-  std::vector<std::int64_t> sorted = options.layers;
-  std::ranges::sort(sorted);
-  if (!sorted.empty() && (sorted.front() < 0 || sorted.back() >= ids.layers)) {
-    fail(fmt::format("layers: found index {}, wanted 0 to {}: the ids have {} layers",
-                     sorted.front() < 0 ? sorted.front() : sorted.back(), ids.layers - 1, ids.layers));
-  }
-  if (const auto twice = std::ranges::adjacent_find(sorted); twice != sorted.end()) {
-    fail(fmt::format("layers: found index {} twice, wanted each once", *twice));
-  }
-  const std::int64_t layers = counted_layers(ids, options);
-  const auto mapped = static_cast<std::int64_t>(options.physical_to_logical.size());
-  if (mapped % layers != 0 || mapped / layers > kMaxCountedExperts || (mapped > 0 && mapped / layers < ids.top_k)) {
-    fail(fmt::format("physical_to_logical: found {} values, wanted {} layers of {} to {} slots", mapped, layers,
-                     ids.top_k, kMaxCountedExperts));
-  }
-  for (std::size_t at = 0; at < options.physical_to_logical.size(); ++at) {
-    const std::int32_t expert = options.physical_to_logical[at];
-    if (expert >= 0 && expert < options.experts) continue;
-    const auto slots = static_cast<std::size_t>(mapped / layers);
-    fail(fmt::format("physical_to_logical[{}, {}]: found {}, wanted 0 to {}", at / slots, at % slots, expert,
-                     options.experts - 1));
-  }
-  const std::int64_t slots = slots_of(ids, options);
-  if (slots > values_of(ids.type)) {
-    fail(fmt::format("found ids of type {}, which ends at {}, wanted a type that holds {} experts", name_of(ids.type),
-                     values_of(ids.type) - 1, slots));
-  }
-  if (sample.length && (*sample.length < ids.tokens || *sample.length > kMost)) {
-    fail(fmt::format("found {} rows of ids and a length of {}, wanted no more rows than tokens", ids.tokens,
-                     *sample.length));
-  }
-  const std::int64_t tokens = sample.length.value_or(ids.tokens);
-  if (!sample.mask.empty() && static_cast<std::int64_t>(sample.mask.size()) != tokens) {
-    fail(fmt::format("mask: found {} values, wanted {}, one per token", sample.mask.size(), tokens));
-  }
-  if (tokens * ids.top_k > std::numeric_limits<std::uint32_t>::max()) {
-    fail(fmt::format("found {} tokens with {} ids each, wanted fewer than 2^32 ids per layer", tokens, ids.top_k));
-  }
-}
-
-}  // namespace replay
 
 std::int64_t counted_layers(const RouteIds& ids, const CountOptions& options) {
   return options.layers.empty() ? ids.layers : static_cast<std::int64_t>(options.layers.size());

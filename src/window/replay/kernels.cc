@@ -143,6 +143,10 @@ bool narrow_16_lanes(const RowBlock& block, std::uint16_t* out, std::size_t laye
   return narrow_any(block, out, layer_stride);
 }
 
+bool wide_vectors() {
+  return HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;  // better ones are smaller
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace routepack::replay
 HWY_AFTER_NAMESPACE();
@@ -153,6 +157,11 @@ HWY_EXPORT(suspicious_8_lanes);
 HWY_EXPORT(suspicious_16_lanes);
 HWY_EXPORT(narrow_8_lanes);
 HWY_EXPORT(narrow_16_lanes);
+HWY_EXPORT(wide_vectors);
+
+bool has_wide_vectors() {
+  return HWY_DYNAMIC_DISPATCH(wide_vectors)();
+}
 
 template <>
 bool is_suspicious(const std::uint8_t* ids, std::size_t rows, std::size_t top_k, std::uint32_t limit) {

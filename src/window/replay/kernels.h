@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The three loops that a recorded id passes on every processor: narrow, check, count. bit_rows.h and wide_rows.h take
+// The three loops that a recorded id passes on every processor: narrow, check, count. bit_rows.h and token_rows.h take
 // their place where they can.
 //
 // Rows of a block of tokens are first narrowed and sorted by layer into a buffer of a few kilobytes per layer. A
@@ -34,6 +34,9 @@ bool is_suspicious(const Narrow* ids, std::size_t rows, std::size_t top_k, std::
 /// ++table[id] for each of `size` ids.
 template <class Narrow>
 void count_ids(const Narrow* ids, std::size_t size, std::uint32_t* table);
+
+/// Whether the functions above run with 512-bit vectors of x86: tests take instruction sets away.
+bool has_wide_vectors();
 
 /// Reads the bytes once and does next to nothing with them (their or): what counting is measured against.
 std::uint64_t stream_bytes(const std::byte* bytes, std::size_t size);
