@@ -25,15 +25,15 @@ help:  ## list the targets
 demo: build  ## build, plan a step of real gpt-oss-20b routing, show before and after
 	@scripts/demo.sh
 
-build:  ## build/release/bin/routepack: the library and the command line, no tests
+build:  ## build/release/bin/routepack: the library and the command line (for MPI where found), no tests
 	@scripts/setup.sh core
 	@[[ -f $(BUILD)/build.ninja ]] || cmake --preset release -DROUTEPACK_TESTS=OFF --log-level=WARNING
-	@cmake --build $(BUILD) --parallel $(JOBS) --target routepack_cli
+	@cmake --build $(BUILD) --parallel $(JOBS) --target programs
 
 test: cross  ## everything that must pass: test-core, and what needs PyPI: the Python package and cross-tests
 
 test-core:  ## C++ and end-to-end tests; Debian packages only
-	@scripts/setup.sh core test
+	@scripts/setup.sh core mpi test
 	@cmake --preset release -DROUTEPACK_TESTS=ON --log-level=WARNING
 	@cmake --build $(BUILD) --parallel $(JOBS)
 	@ctest --test-dir $(BUILD) --output-on-failure --parallel $(JOBS) --no-tests=error
@@ -46,7 +46,7 @@ cross: test-core
 	@scripts/cross_tests.sh
 
 check:  ## format, lint, every preset with its tests, short fuzzing, the docs' commands
-	@scripts/setup.sh core test check
+	@scripts/setup.sh core mpi test check
 	@scripts/check.sh
 
 check-long:  ## the same with ten minutes per fuzz target, 5000 cases per property, millions of moves, and the long Python tests

@@ -34,6 +34,13 @@ std::int64_t expert_state_bytes(std::int64_t parameters, const StateLayout& layo
 /// The same with the widths of a preset that list_models() names. @throws InvalidInput listing the names
 std::int64_t expert_state_bytes(std::string_view model, const StateLayout& layout = {});
 
+/// The preset that free text like «openai/gpt-oss-20b» names: its last part, in small letters. Empty when that is none.
+std::string preset_of(std::string_view model);
+
+/// Bytes with a unit, like 66MB or 1.5GiB: B, KB, MB, GB in powers of 1000, KiB, MiB, GiB in powers of 1024; rounded
+/// down. Nothing for text that ends in no unit. @throws InvalidInput, one line that begins with `name`
+std::optional<std::int64_t> parse_bytes(std::string_view text, std::string_view name);
+
 /// Work of one routed token in one expert of a preset, forward and backward: 18·hidden·width FLOP.
 /// @throws InvalidInput listing the names
 double expert_flops(std::string_view model);
@@ -63,9 +70,8 @@ struct MoveBudget {
   double price_between_nodes = 0.0;             ///< of one that leaves its node; ≥ price
   friend bool operator==(const MoveBudget&, const MoveBudget&) = default;
 
-  /// Narrows the budget by one value of `--moves`: `free`, a share of all experts (`0.05`), bytes per rank (`200MB`;
-  /// B, KB, MB, GB in powers of 1000, KiB, MiB, GiB in powers of 1024) or `price:X[,Y]`. Of two limits of one kind the
-  /// tighter holds, of two prices the dearer.
+  /// Narrows the budget by one value of `--moves`: `free`, a share of all experts (`0.05`), bytes per rank (`200MB`,
+  /// see parse_bytes) or `price:X[,Y]`. Of two limits of one kind the tighter holds, of two prices the dearer.
   /// @throws InvalidInput, one line
   void add(std::string_view text);
   /// @throws InvalidInput, one line

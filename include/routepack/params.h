@@ -178,8 +178,9 @@ struct PlanParams {
 
 /// Visits every field with its name (snake_case; the command line writes dashes), its bounds and its help.
 /// A visitor has `integer(name, field, min, max, help)`, `number(…)` likewise, `flag(name, field, help)`,
-/// `choice(name, field, help)`, `text(name, field, help)` and `texts(name, field, help)`, the latter for values with
-/// spaces between. PlanParams::search is not visited with the rest.
+/// `choice(name, field, help)`, `text(name, field, help)`, `texts(name, field, help)` for values with spaces between,
+/// and `bytes(name, field, max, help)` for sizes that people also write as «66MB». PlanParams::search is not visited
+/// with the rest.
 template <class C, class Visitor>
   requires std::same_as<std::remove_const_t<C>, Constraints>
 void describe(C& c, Visitor&& v) {
@@ -206,9 +207,10 @@ void describe(P& p, Visitor&& v) {
           "free, a share of all experts (0.05), bytes per rank (200MB), price:X[,Y] per moved expert; all hold");
   v.flag("two_batches", p.two_batches, "joint: list the sticky moves and the row-aware ones apart");
   v.integer("ranks_per_node", p.ranks_per_node, 0, 1 << 20, "EP ranks of a node, for price:X,Y (0 = one node)");
-  v.integer("expert_bytes", p.expert_bytes, 0, std::int64_t{1} << 50,
-            "bytes of state that move with one expert (0 = not known)");
-  v.text("model", p.model, "preset whose widths give the bytes of an expert (see generate --list-models)");
+  v.bytes("expert_bytes", p.expert_bytes, std::int64_t{1} << 50,
+          "state that moves with one expert, in bytes or like 66MB (0 = as the model says)");
+  v.text("model", p.model,
+         "preset whose widths give the bytes of an expert (see generate --list-models; empty = as the window says)");
   v.integer("weight_bytes", p.weight_bytes, 0, 64, "with --model: bytes of a weight");
   v.integer("optimizer_bytes", p.optimizer_bytes, 0, 64, "with --model: master weight and moments, bytes per weight");
   v.integer("optimizer_shards", p.optimizer_shards, 1, 1 << 20,

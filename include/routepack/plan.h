@@ -103,6 +103,9 @@ struct PlacementReport {
   std::int64_t row_aware_swaps = 0;
   MoveList moves;                             ///< all of them; with two batches those of both together
   std::optional<Placement> first_batch = {};  ///< two_batches: where experts are after the sticky moves
+  /// The limits and prices in effect; none when experts were kept or placed afresh. Plan files do not hold it.
+  std::optional<MoveBudget> budget = {};
+  std::string model = {};  ///< the preset that the widths of an expert were taken from, if any; in files among params
 };
 
 /// A plan with everything that was measured about it. The layout's sample indices at or past the window's N are
@@ -136,6 +139,9 @@ std::variant<Plan, Infeasible> make_plan(const Instance& instance, const PlanPar
 std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance* const> instances,
                                                        const PlanParams& params, const Placement* current = nullptr,
                                                        const RunContext& run = {});
+
+/// `params` with the window's model in it, if that is a preset and nothing else says what an expert weighs.
+PlanParams with_model_of(PlanParams params, const Window& window);
 
 /// Bytes of one expert's state: as given, from the preset's widths, or 0 when neither says.
 /// @throws InvalidInput for both at once or an unknown preset

@@ -11,8 +11,10 @@
 #include "cli/command.h"
 #include "cli/compare_report.h"
 #include "cli/comparison.h"
+#include "cli/derived_cost.h"
 #include "cli/options.h"
 #include "cli/process.h"
+#include "cli/progress.h"
 #include "cli/report.h"
 #include "packing/peers/peers.h"
 
@@ -137,6 +139,8 @@ int run_compare(CompareArguments& args, PlanOptions& options) {
   if (args.setup.cap == 0) throw UsageError("--cap is missing: the token cap of one cell");
 
   const ComparisonPlan plan = comparison_plan(args);
+  (void)args.setup.topology();
+  if (const std::string derived = describe_derived_cost(args.setup); !derived.empty()) note(derived);
   Comparer comparer(args.setup, plan);
   std::vector<WindowComparison> windows;
   for (const std::string& window : args.windows) windows.push_back(comparer.measure(window));

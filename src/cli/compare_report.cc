@@ -70,27 +70,9 @@ std::string gap_text(double gap) {
   return std::isfinite(gap) ? short_number(100.0 * gap, 1) : "inf";
 }
 
-/// Words that pass column 100 go to the next line, indented.
-std::string wrapped(const std::string& text) {
-  constexpr std::size_t kWidth = 100;
-  std::string result = "  ";
-  std::size_t column = 2;
-  std::size_t at = 0;
-  while (at < text.size()) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
-    const std::string word = text.substr(at, end - at);
-    const std::size_t width = display_width(word);
-    if (column > 4 && column + width > kWidth) {
-      result.back() = '\n';
-      result += "    ";
-      column = 4;
-    }
-    result += word + " ";
-    column += width + 1;
-    at = end + 1;
-  }
-  result.erase(result.find_last_not_of(' ') + 1);
-  return result + "\n";
+/// A sentence of its own, indented.
+std::string sentence(const std::string& text) {
+  return wrapped("  " + text + "\n");
 }
 
 /// Why an entry is not ranked, in words.
@@ -110,17 +92,17 @@ std::string reason_text(const Entry& entry, std::int64_t fewest_rows) {
 }
 
 std::string notes_text(const WindowComparison& window, const ComparisonPlan& plan) {
-  std::string text = wrapped(
+  std::string text = sentence(
       fmt::format("rank by joint; changes against {} of joint, attention, peaks (busiest rank, summed over rows and "
                   "layers) and tail (busiest rank anywhere); gap to the bound {:.2f}; ms to place and pack",
                   plan.baseline.name(), window.bound));
   for (const PlacementUse& use : window.placements) {
-    text += wrapped(fmt::format("{}: {} experts change rank ({:.1f} %), rank load over the step varies by {:.1f} %",
-                                use.name, with_commas(use.moves.experts), 100.0 * use.moves.fraction, 100.0 * use.cv));
+    text += sentence(fmt::format("{}: {} experts change rank ({:.1f} %), rank load over the step varies by {:.1f} %",
+                                 use.name, with_commas(use.moves.experts), 100.0 * use.moves.fraction, 100.0 * use.cv));
   }
   std::vector<std::string> said;  // most reasons are the same under every placement
   const auto say_once = [&](const std::string& what) {
-    if (std::ranges::find(said, what) == said.end()) text += wrapped(said.emplace_back(what));
+    if (std::ranges::find(said, what) == said.end()) text += sentence(said.emplace_back(what));
   };
   for (const Entry& entry : window.entries) {
     if (entry.dummies_removed > 0) {
@@ -132,7 +114,7 @@ std::string notes_text(const WindowComparison& window, const ComparisonPlan& pla
     if (entry.rank > 0) continue;
     say_once(fmt::format("not ranked: {}: {}", entry.what.strategy, reason_text(entry, window.fewest_rows)));
   }
-  if (window.of(plan.baseline).rank == 0) text += wrapped("take care: the baseline itself is not ranked");
+  if (window.of(plan.baseline).rank == 0) text += sentence("take care: the baseline itself is not ranked");
   return text;
 }
 
@@ -315,9 +297,9 @@ std::string summary_text(std::span<const WindowComparison> windows, const Compar
   }
   std::string text = fmt::format("means over {} windows\n\n{}\n", windows.size(), table.text());
   text +=
-      wrapped(fmt::format("over the windows where it is ranked, in % against {} where that is ranked too; compare "
-                          "only strategies that are ranked equally often",
-                          plan.baseline.name()));
+      sentence(fmt::format("over the windows where it is ranked, in % against {} where that is ranked too; compare "
+                           "only strategies that are ranked equally often",
+                           plan.baseline.name()));
   if (!plan.steps) return text;
   for (const PlacementUse& use : windows.front().placements) {
     std::string per_step;
@@ -328,8 +310,8 @@ std::string summary_text(std::span<const WindowComparison> windows, const Compar
       if (&window != &windows.front()) later += same->moves.experts;
     }
     const double mean = windows.size() < 2 ? 0.0 : static_cast<double>(later) / static_cast<double>(windows.size() - 1);
-    text += wrapped(fmt::format("{}: experts that change rank, step by step: {} (mean after the first {:.1f})",
-                                use.name, per_step, mean));
+    text += sentence(fmt::format("{}: experts that change rank, step by step: {} (mean after the first {:.1f})",
+                                 use.name, per_step, mean));
   }
   return text;
 }

@@ -2,18 +2,18 @@
 #include "cli/comparison.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <limits>
 #include <memory>
 #include <tuple>
 #include <variant>
 
 #include "cli/command.h"
+#include "cli/derived_cost.h"
 #include "cli/process.h"
+#include "cli/progress.h"
 #include "packing/peers/peers.h"
 #include "plan/placing.h"
 #include "routepack/bounds.h"
@@ -33,19 +33,13 @@ double ms_since(Clock::time_point start) {
 /// Says on a terminal what is being measured.
 class Progress {
  public:
-  Progress() : shown_(::isatty(STDERR_FILENO) == 1) {}
-  ~Progress() {
-    if (shown_) std::fputs("\r\x1b[K", stderr);
-  }
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
   void say(const std::string& what) const {
     if (interrupted()) throw Cancelled("interrupted before the comparison was complete");
-    if (shown_) fmt::print(stderr, "\r\x1b[Kcomparing: {} …", what);
+    line_.say(fmt::format("comparing: {} …", what));
   }
 
  private:
-  bool shown_;
+  ProgressLine line_;
 };
 
 /// Planning time up to the check of the result.
@@ -257,6 +251,7 @@ WindowComparison Comparer::measure(const std::filesystem::path& path) {
   progress.say(path.filename().string());
   const Window window = Window::load(path);
   Topology topology = setup_.topology();
+  require_fits_model(setup_, window, path.string());
   const Instance instance(window, std::move(topology), setup_.cost_model(), setup_.cap, setup_.constraints,
                           setup_.sync);
   const Placement identity = Placement::identity(window.layers(), window.experts(), instance.topology.ranks());

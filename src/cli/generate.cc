@@ -3,17 +3,16 @@
 #include "routepack/generate.h"
 
 #include <fmt/core.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <system_error>
 
+#include "cli/add_options.h"
 #include "cli/command.h"
 #include "cli/process.h"
+#include "cli/progress.h"
 #include "cli/report.h"
 #include "routepack/error.h"
 #include "routepack/plan.h"
@@ -29,62 +28,6 @@ struct GenerateArguments {
   std::int64_t steps = 1;
   bool list_models = false;
   bool json = false;
-};
-
-/// Visitor over describe() that makes the options. Values are checked when they are parsed.
-struct AddOptions {
-  CLI::App& command;
-
-  static std::string option_name(const char* field) {
-    std::string name = std::string("--") + field;
-    std::ranges::replace(name, '_', '-');
-    return name;
-  }
-
-  void text(const char* field, std::string& value, const char* help) const {
-    command.add_option(option_name(field), value, help)->type_name("NAME");
-  }
-
-  void flag(const char* field, bool& value, const char* help) const {
-    command.add_flag(option_name(field), value, help);
-  }
-
-  void integer(const char* field, std::int64_t& value, std::int64_t min, std::int64_t max, const char* help) const {
-    const std::string name = option_name(field);
-    command
-        .add_option_function<std::string>(
-            name,
-            [&value, name, min, max](const std::string& text) {
-              const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-              if (error != std::errc() || end != text.data() + text.size() || value < min || value > max) {
-                throw UsageError(
-                    fmt::format("{}: found \"{}\", wanted an integer from {} to {}", name, text, min, max));
-              }
-            },
-            help)
-        ->type_name(value == 0 ? "N" : fmt::format("N={}", value));
-  }
-
-  template <class Enum>
-  void choice(const char* field, Enum& value, const char* help) const {
-    const std::string name = option_name(field);
-    std::string names;
-    for (const auto& choice : choices(Enum{})) names += fmt::format("{}{}", names.empty() ? "" : "|", choice.name);
-    command
-        .add_option_function<std::string>(
-            name,
-            [&value, name, names](const std::string& text) {
-              for (const auto& choice : choices(Enum{})) {
-                if (choice.name == text) {
-                  value = choice.value;
-                  return;
-                }
-              }
-              throw UsageError(fmt::format("{}: found \"{}\", wanted {}", name, text, names));
-            },
-            fmt::format("{}: {}", help, names))
-        ->type_name(fmt::format("={}", name_of(value)));
-  }
 };
 
 /// A step's own file when there are several: names sort in the order of the steps.
@@ -103,13 +46,9 @@ void prepare_folder(const GenerateArguments& args) {
   }
 }
 
-/// A line that is written over itself, on terminals only.
-void show_progress(const std::string& file, std::int64_t done, std::int64_t samples) {
+void show_progress(const ProgressLine& line, const std::string& file, std::int64_t done, std::int64_t samples) {
   if (interrupted()) throw Cancelled("interrupted before the window was written");
-  if (::isatty(STDERR_FILENO) == 0) return;
-  fmt::print(stderr, "\r{}: {} of {} samples{}", file, with_commas(done), with_commas(samples),
-             done == samples ? "\n" : "");
-  std::fflush(stderr);
+  if (line.shown()) line.say(fmt::format("{} of {} samples of {}", with_commas(done), with_commas(samples), file));
 }
 
 Json generated_json(const fs::path& path, const GeneratedWindow& made) {
@@ -171,12 +110,13 @@ int run_generate(const GenerateArguments& args) {
   catch_interrupts();
   Json windows = Json::array();
   std::string text;
+  const ProgressLine line;
   for (std::int64_t step = 0; step < args.steps; ++step) {
     GenerateParams params = args.params;
     params.step += step;
     const fs::path path = path_of_step(args, params.step);
     const GeneratedWindow made = generate_window(params, path, [&](std::int64_t done, std::int64_t samples) {
-      show_progress(path.filename().string(), done, samples);
+      show_progress(line, path.filename().string(), done, samples);
     });
     if (args.json) {
       windows.push_back(generated_json(path, made));
@@ -184,6 +124,7 @@ int run_generate(const GenerateArguments& args) {
       text += generated_text(path, made);
     }
   }
+  line.clear();
   if (args.json) {
     print_json(args.steps == 1 ? windows[0] : Json{{"windows", windows}});
   } else {
@@ -199,8 +140,9 @@ void add_generate(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("generate", "Make synthetic windows with realistic routing");
   command->add_option("-o,--output", args->output, "window file to write, or a folder for several steps")
       ->type_name("WINDOW|DIR");
-  describe(args->params, AddOptions{*command});
-  AddOptions{*command}.integer("steps", args->steps, 1, 9999, "windows of a run, from --step on, into a folder");
+  const AddOptions options{*command};
+  describe(args->params, options);
+  options.integer("steps", args->steps, 1, 9999, "windows of a run, from --step on, into a folder");
   command->add_flag("--list-models", args->list_models, "print the presets and stop");
   command->add_flag("--json", args->json, "machine-readable result on standard output");
   command->footer(R"(Examples:

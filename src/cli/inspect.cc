@@ -184,8 +184,10 @@ int run_inspect(const InspectArguments& args) {
   if (!window.arrays().groups.empty())
     fmt::print("  {} prompt groups or topics\n", distinct(window.arrays().groups, INT32_MIN));
   if (!window.arrays().atomic.empty()) fmt::print("  {} atomic groups\n", distinct(window.arrays().atomic, 0));
-  fmt::print("  expert load per layer: cv {:.2f} ({:.2f} to {:.2f}), hottest expert {:.1f} times the mean\n\n",
-             skew.cv_mean, skew.cv_min, skew.cv_max, skew.hottest_mean);
+  fmt::print("{}\n", wrapped(fmt::format(
+                         "  expert load per layer: standard deviation over mean (cv) {:.2f} ({:.2f} to {:.2f}), "
+                         "hottest expert {:.1f} times the mean\n",
+                         skew.cv_mean, skew.cv_min, skew.cv_max, skew.hottest_mean)));
   Table table;
   table.row({"EP ranks", "identity", "LPT", "at best", "layers that need copies", "copies"});
   for (const auto& o : outlooks) {
@@ -195,10 +197,10 @@ int run_inspect(const InspectArguments& args) {
   fmt::print("expert-parallel efficiency over the whole window that no packing exceeds, by placement:\n{}",
              table.text());
   if (std::ranges::any_of(outlooks, [](const PlacementOutlook& o) { return o.replication_layers > 0; })) {
-    fmt::print(
-        "where layers need copies, an expert alone exceeds a rank's fair share there: what «at best» lacks to 1 is "
-        "lost "
-        "on the expert\nside whatever the placement, until so many copies of hot experts exist\n");
+    fmt::print("{}",
+               wrapped("where layers need copies, an expert alone exceeds a rank's fair share there: what «at best» "
+                       "lacks to 1 is lost on the expert side whatever the placement, until so many copies of hot "
+                       "experts exist\n"));
   }
   return kFine;
 }

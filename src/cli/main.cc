@@ -2,38 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <exception>
-#include <new>
 #include <string>
-#include <system_error>
+#include <string_view>
 
 #include "cli/command.h"
 #include "cli/process.h"
-#include "cli/report.h"
-#include "routepack/error.h"
-#include "routepack/plan.h"
+#include "cli/program.h"
 #include "routepack/version.h"
 
 namespace routepack::cli {
 namespace {
-
-/// One line of UTF-8 whatever a file or a file name contained: programs read it, and people too.
-int fail(int status, const std::string& message) {
-  std::string line = printable(message);
-  for (char& c : line) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  }
-  line = fmt::format("routepack: error: {}\n", line);
-  std::fwrite(line.data(), 1, line.size(), stderr);  // nobody is left to be told when this fails
-  return status;
-}
-
-/// What was printed may still be in a buffer: a full disk shows only here.
-int finish(int status) {
-  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return fail(kBadInput, "standard output: cannot write");
-  return status;
-}
 
 constexpr const char* kFooter = R"(Examples:
   routepack inspect examples/windows/gptoss20b-mmlu-354.safetensors
@@ -42,14 +20,14 @@ constexpr const char* kFooter = R"(Examples:
   routepack verify examples/windows/gptoss20b-mmlu-354.safetensors plan.json
 
 Exit status: 0 fine; 2 unreadable, malformed or contradictory input, or wrong use; 3 no layout exists;
-4 verify found a broken rule; 130 interrupted; 1 a bug of ours.
+4 verify found a broken rule, or the self-test of transfer failed; 130 interrupted; 1 a bug of ours.
 
 With the Python package, not in this executable: convert, report.
-Not built yet: transfer, simulate, calibrate, evaluate.)";
+Not built yet: simulate, calibrate, evaluate.)";
 
 /// Subcommands of the documentation that this version does not have: said in one line instead of «unknown».
 void add_not_built(CLI::App& app, Action& action) {
-  for (const char* name : {"transfer", "simulate", "convert", "report", "calibrate", "evaluate"}) {
+  for (const char* name : {"simulate", "convert", "report", "calibrate", "evaluate"}) {
     CLI::App* sub = app.add_subcommand(name, "not built yet")->group("");
     sub->prefix_command();
     sub->set_help_flag();
@@ -78,6 +56,7 @@ int run(int argc, char** argv) {
   add_inspect(app, action);
   add_compare(app, action);
   add_generate(app, action);
+  add_transfer(app, action);
   add_not_built(app, action);
   const auto known = [&](const CLI::App* sub) { return sub->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' &&
@@ -102,23 +81,5 @@ int main(int argc, char** argv) {
   using namespace routepack;
   using namespace routepack::cli;
   prepare_process();
-  try {
-    return run(argc, argv);
-  } catch (const InfeasibleError& error) {
-    return fail(kInfeasible, error.what());
-  } catch (const UsageError& error) {
-    return fail(kBadInput, error.what());
-  } catch (const Cancelled& error) {
-    return fail(kInterrupted, error.what());
-  } catch (const InternalError& error) {
-    return fail(kBug, error.what());
-  } catch (const Error& error) {
-    return fail(kBadInput, error.what());
-  } catch (const std::bad_alloc&) {
-    return fail(kBadInput, "not enough memory for this input");
-  } catch (const std::system_error& error) {
-    return fail(kBadInput, std::string("the system gave no thread: ") + error.what());
-  } catch (const std::exception& error) {
-    return fail(kBug, std::string("unexpected: ") + error.what());
-  }
+  return guarded([&] { return run(argc, argv); });
 }

@@ -8,9 +8,11 @@
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/derived_cost.h"
 #include "core/file.h"
 #include "core/json_file.h"
 #include "routepack/error.h"
+#include "routepack/moves.h"
 
 namespace routepack::cli {
 namespace {
@@ -34,6 +36,21 @@ double parse_number(const std::string& name, const std::string& text, double min
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !(value >= min && value <= max)) {
     throw UsageError(fmt::format("--{}: found \"{}\", wanted a number from {} to {}", name, text, min, max));
+  }
+  return value;
+}
+
+/// `name` stands in front of messages.
+std::int64_t parse_size(const std::string& name, const std::string& text, std::int64_t max) {
+  try {
+    if (const auto size = parse_bytes(text, name)) return *size;
+  } catch (const InvalidInput& error) {
+    throw UsageError(error.what());
+  }
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0 || value > max) {
+    throw UsageError(fmt::format("{}: found \"{}\", wanted bytes, from 0 to {}, or a size like 66MB", name, text, max));
   }
   return value;
 }
@@ -85,9 +102,6 @@ std::string toml_string(const std::string& text) {
   }
   return result;
 }
-
-/// Options of the documentation that this version does not have yet.
-constexpr std::pair<const char*, bool> kNotBuilt[] = {{"model-config", true}};
 
 }  // namespace
 
@@ -143,6 +157,26 @@ struct CollectOptions {
       if (const auto read = table.integer(name, min, max)) value = *read;
     };
     option.write = [&value, min] { return value < min ? std::string() : fmt::format("{}", value); };
+  }
+
+  /// A whole number of bytes, or a size with a unit.
+  void bytes(const char* field, std::int64_t& value, std::int64_t max, const char* help) {
+    auto& option = add(field, help, "BYTES");
+    option.set = [&value, name = "--" + option.name, max](const std::string& text) {
+      value = parse_size(name, text, max);
+    };
+    option.read = [&value, name = option.name, max](const TomlTable& table) {
+      if (!table.is_string(name)) {
+        value = table.integer(name, 0, max).value_or(value);
+        return;
+      }
+      try {
+        value = parse_size(name, *table.string(name), max);
+      } catch (const UsageError& error) {
+        table.fail(name, std::string_view(error.what()).substr(name.size() + 2));  // «name: » stands there already
+      }
+    };
+    option.write = [&value] { return fmt::format("{}", value); };
   }
 
   void flag(const char* field, bool& value, const char* help) {
@@ -228,26 +262,12 @@ struct CollectOptions {
 
 PlanOptions::PlanOptions(CLI::App& command, PlanSetup& setup) : params_(setup.params) {
   describe(setup, CollectOptions{command, options_, ""});
-  for (const auto& [name, takes_value] : kNotBuilt) {
-    const auto refuse = [option_name = name](const auto&) -> bool {
-      throw UsageError(fmt::format("--{}: not built yet", option_name));
-    };
-    const std::string flag_name = std::string("--") + name;
-    CLI::Option* option =
-        takes_value ? command.add_option_function<std::string>(
-                          flag_name, [refuse](const std::string& v) { refuse(v); }, "not built yet")
-                    : command.add_flag_function(flag_name, [refuse](std::int64_t n) { refuse(n); }, "not built yet");
-    option->group("Not built yet");
-  }
 }
 
 void PlanOptions::apply_file(const std::filesystem::path& path) {
   const TomlTable table = TomlTable::parse(read_text(path, kMaxTomlBytes), path.string());
   std::vector<std::string_view> known = {"search"};
   for (const auto& option : options_) known.push_back(option->name);
-  for (const auto& [name, takes_value] : kNotBuilt) {
-    if (table.has(name)) table.fail(name, "not built yet");
-  }
   table.refuse_unknown_keys(known);
   if (auto search = table.table("search")) {
     SearchNames names;
@@ -282,6 +302,11 @@ std::string PlanOptions::to_toml() const {
 Instance instance_of(const PlanSetup& setup, const Window& window, const std::string& where) {
   Topology topology = setup.topology();  // these two name their own options and files
   CostModel cost = setup.cost_model();
+  if (!cost.uniform() && cost.expert_weights().size() != static_cast<std::size_t>(window.layers())) {
+    throw InvalidInput(fmt::format("{}: expert: found {} weights, wanted one number or {}, one per MoE layer of {}",
+                                   setup.cost, cost.expert_weights().size(), window.layers(), where));
+  }
+  require_fits_model(setup, window, where);
   try {
     return Instance(window, std::move(topology), std::move(cost), setup.cap, setup.constraints, setup.sync);
   } catch (const InvalidInput& error) {
@@ -314,12 +339,7 @@ Topology PlanSetup::topology() const {
 }
 
 CostModel PlanSetup::cost_model() const {
-  if (cost.empty()) {
-    throw UsageError(
-        "--cost is missing: what a token costs, in a TOML file such as  expert = 1.0  [[stage]]  name = "
-        "\"full\"  alpha = 60.0  beta = 200.0  (routepack plan --cost-template prints one to start from)");
-  }
-  return CostModel::load(cost);
+  return cost_of(*this);
 }
 
 }  // namespace routepack::cli

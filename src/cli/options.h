@@ -24,6 +24,8 @@ struct PlanSetup {
   std::string shards;
   std::int64_t cap = 0;
   std::string cost;
+  std::string model_config;
+  std::string device;
   Sync sync = Sync::Step;
   std::string current;
   Constraints constraints;
@@ -44,10 +46,13 @@ void describe(PlanSetup& s, Visitor&& v) {
   v.integer("cp", s.cp, 1, kMany, "context parallel size");
   v.integer("etp", s.etp, 1, kMany, "expert tensor parallel size");
   v.integer("pp", s.pp, 1, kMany, "pipeline stages: at least that many rows");
-  v.text("shards", s.shards, "slots of each EDP shard instead of Megatron's rule, e.g. '[[0,2],[1,3]]'");
+  v.text("shards", s.shards,
+         "instead of Megatron's rule: slots whose ranks share a communicator, e.g. '[[0,2],[1,3]]'");
   v.group("Objective");
   v.integer("cap", s.cap, 1, kMaxCapacity, "token cap C of one cell");
   v.text("cost", s.cost, "cost file (TOML)");
+  v.text("model_config", s.model_config, "instead: the model's config.json, from which the cost is derived");
+  v.text("device", s.device, "device file (TOML): weighs a derived cost by the rates that the device reaches");
   v.choice("sync", s.sync, "shards meet once per step, or in every row");
   v.group("Constraints");
   describe(s.constraints, v);
@@ -65,7 +70,7 @@ class PlanOptions {
  public:
   PlanOptions(CLI::App& command, PlanSetup& setup);
 
-  /// Reads a parameter file. @throws IoError, FormatError, UsageError for what is not built yet
+  /// Reads a parameter file. @throws IoError, FormatError
   void apply_file(const std::filesystem::path& path);
   /// Applies what the command line gave. @throws UsageError
   void apply_command_line();

@@ -3,13 +3,10 @@
 #include "routepack/plan.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
-#include <iterator>
 #include <list>
-#include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -18,11 +15,15 @@
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/derived_cost.h"
 #include "cli/options.h"
+#include "cli/plan_report.h"
 #include "cli/process.h"
+#include "cli/progress.h"
 #include "cli/report.h"
 #include "core/file.h"
 #include "routepack/error.h"
+#include "routepack/moves.h"
 #include "routepack/plan_file.h"
 
 namespace routepack::cli {
@@ -44,26 +45,25 @@ struct PlanArguments {
 /// Measures phases, shows them on a terminal, and passes Ctrl-C on.
 class Stopwatch : public Observer {
  public:
-  Stopwatch()
-      : shows_progress_(::isatty(STDERR_FILENO) == 1), watch_([this](const std::stop_token& over) { watch(over); }) {
-    begin("load");
-  }
+  Stopwatch() : watch_([this](const std::stop_token& over) { watch(over); }) { begin("load"); }
 
   void phase_begins(Phase phase) override { begin(std::string(kPhaseNames[static_cast<std::size_t>(phase)])); }
   void level_ends(const SearchProgress& at) override {
-    if (!shows_progress_) return;
-    fmt::print(stderr,
-               "\r\x1b[Kplanning: level {} of {}, T {:.1e}, accepted {:.1f} %, best {:.2f}, gap {:.2f} %, {} proposals",
-               at.level, at.levels, at.temperature, 100.0 * at.acceptance, at.best, 100.0 * at.gap,
-               with_commas(at.proposals));
-    std::fflush(stderr);
+    if (!line_.shown()) return;
+    line_.say(fmt::format("planning: level {} of {}, best {:.2f}, gap {:.2f} %, T {:.1e}, accepted {:.1f} %, {} tried",
+                          at.level, at.levels, at.best, 100.0 * at.gap, at.temperature, 100.0 * at.acceptance,
+                          with_commas(at.proposals)));
   }
   [[nodiscard]] std::stop_token token() const { return stop_.get_token(); }
+  void say_warning(const std::string& message) const {
+    line_.clear();
+    warn(message);
+  }
 
   /// Ends the last phase. Milliseconds per phase in order, and «total».
   std::vector<std::pair<std::string, double>> finish() {
     end();
-    if (shows_progress_) fmt::print(stderr, "\r\x1b[K");
+    line_.clear();
     double total = 0.0;
     for (const auto& [name, ms] : phases_) total += ms;
     phases_.emplace_back("total", total);
@@ -74,7 +74,7 @@ class Stopwatch : public Observer {
   using Clock = std::chrono::steady_clock;
   void begin(const std::string& name) {
     end();
-    if (shows_progress_) fmt::print(stderr, "\r\x1b[Kplanning: {} …", name);
+    if (line_.shown()) line_.say(fmt::format("planning: {} …", name));
     if (phases_.empty() || phases_.back().first != name) phases_.emplace_back(name, 0.0);
     started_ = Clock::now();
   }
@@ -94,205 +94,12 @@ class Stopwatch : public Observer {
     }
   }
 
-  bool shows_progress_;
+  ProgressLine line_;
   std::stop_source stop_;
   std::vector<std::pair<std::string, double>> phases_;
   Clock::time_point started_;
   std::jthread watch_;  // last: it uses the others
 };
-
-/// What happens without RoutePack: experts stay, samples go by length alone.
-struct Baseline {
-  std::int32_t rows;
-  Evaluation evaluation;
-};
-
-std::optional<Baseline> baseline(const Instance& instance, const Placement& current) {
-  const auto layout = pack_first_fit_decreasing(instance);
-  if (std::holds_alternative<Infeasible>(layout)) return std::nullopt;
-  return Baseline{std::get<Layout>(layout).rows(), evaluate(instance, current, std::get<Layout>(layout))};
-}
-
-/// One planned window with all that is reported about it.
-struct Planned {
-  const Instance* instance;
-  fs::path window_path;
-  fs::path plan_path;
-  PlanRecord record;
-  std::string hash;
-  Plan plan;
-  std::optional<Baseline> before;
-};
-
-Json planned_json(const Planned& planned) {
-  const PlanRecord& record = planned.record;
-  Json json{{"window", planned.window_path.string()},
-            {"plan", planned.plan_path.string()},
-            {"hash", planned.hash},
-            {"score", score_json(planned.plan.evaluation.score)}};
-  Json metrics = Json::object();
-  for (const auto& [name, value] : record.metrics) metrics[name] = value;
-  metrics["expert_peak_sum"] = planned.plan.evaluation.expert_peak_sum;  // counts, not doubles
-  metrics["tail_peak"] = planned.plan.evaluation.tail_peak;
-  json["metrics"] = metrics;
-  json["bound"] = {{"max_shard", planned.plan.bounds.any_placement},
-                   {"gap", record.gap ? Json(*record.gap) : Json()},  // null: infinite
-                   {"fixed_placement", planned.plan.bounds.fixed_placement}};
-  json["moves"] = {{"experts", planned.plan.moves.experts},
-                   {"fraction", planned.plan.moves.fraction},
-                   {"local", planned.plan.moves.local}};
-  if (record.moves && record.moves->bytes) json["moves"]["bytes"] = *record.moves->bytes;
-  json["placing"] = {{"sticky_swaps", planned.plan.placing.sticky_swaps},
-                     {"swaps_needed", planned.plan.placing.swaps_needed},
-                     {"row_aware_swaps", planned.plan.placing.row_aware_swaps}};
-  json["rows"] = planned.plan.rows.rows;
-  json["rows_lower_bound"] = planned.plan.rows.lower_bound;
-  json["rows_certified"] = planned.plan.rows.certified();
-  if (planned.plan.dummies > 0) json["dummies"] = planned.plan.dummies;
-  json["complete"] = planned.plan.complete;
-  const SearchReport& search = planned.plan.search;
-  json["search"] = {{"ending", name_of(search.ending)},    {"seed", search.seed},     {"seeds", search.seeds},
-                    {"failed_seeds", search.failed_seeds}, {"levels", search.levels}, {"proposals", search.proposals},
-                    {"accepted", search.accepted}};
-  json["replication_needed_layers"] = planned.plan.bounds.layers_that_need_replication();
-  json["copies_needed"] = planned.plan.bounds.copies_needed();
-  json["bound"]["balanced"] = planned.plan.bounds.balanced;
-  Json timings = Json::object();
-  for (const auto& [name, ms] : record.timings_ms) timings[name] = ms;
-  json["timings_ms"] = timings;
-  if (planned.before) {
-    json["baseline"] = {{"rows", planned.before->rows},
-                        {"score", score_json(planned.before->evaluation.score)},
-                        {"metrics", metrics_json(planned.before->evaluation, planned.plan.cv_global_before)}};
-  }
-  return json;
-}
-
-std::string comparison_text(const Planned& planned) {
-  const Evaluation& after = planned.plan.evaluation;
-  Table table;
-  const auto line = [&](const char* name, auto pick, int digits) {
-    const double now = pick(after);
-    if (!planned.before) return table.row({name, "", fixed(now, digits)});
-    const double was = pick(planned.before->evaluation);
-    table.row({name, fixed(was, digits), fixed(now, digits), change(was, now)});
-  };
-  table.row({"", "before", "after", "change"});
-  line("joint objective", [](const Evaluation& e) { return e.score.max_shard; }, 2);
-  line("  attention, sum over rows", [](const Evaluation& e) { return e.attention; }, 2);
-  line("expert-parallel efficiency", [](const Evaluation& e) { return e.ep_efficiency; }, 4);
-  line(
-      "busiest rank, summed over rows and layers",
-      [](const Evaluation& e) { return static_cast<double>(e.expert_peak_sum); }, 0);
-  line("busiest rank of any row and layer", [](const Evaluation& e) { return static_cast<double>(e.tail_peak); }, 0);
-  table.row({"rank load over the step, cv", fixed(planned.plan.cv_global_before, 4), fixed(planned.plan.cv_global, 4)});
-  const RowCount& rows = planned.plan.rows;
-  table.row(
-      {"rows", planned.before ? std::to_string(planned.before->rows) : "", std::to_string(rows.rows),
-       rows.certified() ? "certified: no fewer exist" : fmt::format("best known; at least {}", rows.lower_bound)});
-  return table.text();
-}
-
-std::string search_text(const SearchReport& search, bool complete) {
-  std::string why;
-  switch (search.ending) {
-    case Ending::Budget:
-      why = "spent its budget";
-      break;
-    case Ending::BoundReached:
-      why = "ended early: the bound is reached, this window is easy";
-      break;
-    case Ending::NothingToMove:
-      why = "ended early: no move changes the objective, this window is easy";
-      break;
-    case Ending::Stopped:
-      why = "was cut short";
-      break;
-  }
-  return fmt::format("  search: from {:.2f}, {} moves tried, {} made; it {}{}\n", search.seed,
-                     with_commas(search.proposals), with_commas(search.accepted), why,
-                     complete ? "" : " by the deadline: valid, but another run may differ");
-}
-
-/// Why layers ended as they did, and how few swaps could have done.
-std::string placing_text(const Plan& plan, bool frugal) {
-  const PlacementReport& report = plan.placing;
-  std::string text;
-  if (!report.layers.empty()) {
-    std::map<LayerEnd, std::int64_t> ends;
-    for (const LayerEnd end : report.layers) ++ends[end];
-    for (const auto& [end, layers] : ends) {
-      const bool priced = end == LayerEnd::Budget && frugal;
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", layers, priced ? "not worth more moves" : name_of(end));
-    }
-    text =
-        fmt::format("  placement: layers: {}; {} swaps balance the whole window so far (all of it takes {} at least)\n",
-                    text, with_commas(report.sticky_swaps), with_commas(report.swaps_needed));
-  }
-  if (report.row_aware_swaps > 0) {
-    text += fmt::format("  placement: {} swaps on the way to suit the rows\n", with_commas(report.row_aware_swaps));
-  }
-  return text;
-}
-
-std::string notes_text(const Planned& planned) {
-  const Plan& plan = planned.plan;
-  const Window& window = planned.instance->window;
-  std::string text;
-  const auto print = [&text]<class... Args>(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(text), format, std::forward<Args>(args)...);
-  };
-  print("  gap to the bound: {:.2f} % (no placement and packing goes below {:.2f}; with this placement {:.2f})\n",
-        100.0 * gap_to(plan.evaluation.score.max_shard, plan.bounds.any_placement), plan.bounds.any_placement,
-        plan.bounds.fixed_placement);
-  const double above = plan.evaluation.score.max_shard - plan.bounds.any_placement;
-  if (above > 0.0) {
-    const double placed = 100.0 * (plan.bounds.fixed_placement - plan.bounds.any_placement) / above;
-    print("  of that gap {:.0f} % is left by the placement (more moves may help) and {:.0f} % by packing\n", placed,
-          100.0 - placed);
-  }
-  print("  rows: no layout has fewer than {} ({})\n", plan.rows.lower_bound, plan.rows.because);
-  print("{}", search_text(plan.search, plan.complete));
-  print("  moves: {} of {} experts change rank ({:.1f} %)", with_commas(plan.moves.experts),
-        with_commas(std::int64_t{window.layers()} * window.experts()), 100.0 * plan.moves.fraction);
-  if (planned.record.moves && planned.record.moves->bytes) {
-    print(", {} bytes", with_commas(*planned.record.moves->bytes));
-  }
-  print(", {} change slot inside their rank\n", with_commas(plan.moves.local));
-  std::int64_t busiest = 0;
-  for (const RankTraffic& rank : plan.placing.moves.ranks) busiest = std::max({busiest, rank.in, rank.out});
-  if (busiest > 0) print("  moves: no rank sends or receives more than {} bytes\n", with_commas(busiest));
-  print("{}", placing_text(plan, planned.record.params->moves.empty()));
-  if (plan.dummies > 0) print("  dummies: {} one-token samples fill up to equal counts\n", plan.dummies);
-  if (const auto layers = plan.bounds.layers_that_need_replication(); layers > 0) {
-    print(
-        "  replication needed: in {} of {} layers one expert is hotter than a rank's fair share; {:.2f} % of the "
-        "objective that no placement wins back, and {} copies of experts that would\n",
-        layers, window.layers(), 100.0 * (plan.bounds.any_placement - plan.bounds.balanced) / plan.bounds.any_placement,
-        with_commas(plan.bounds.copies_needed()));
-  }
-  std::string times;
-  for (const auto& [name, ms] : planned.record.timings_ms)
-    times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", name, ms);
-  print("  time in ms: {}\n", times);
-  print("  plan: {}  {}\n", planned.plan_path.string(), planned.hash);
-  return text;
-}
-
-std::string planned_text(const Planned& planned) {
-  const Instance& instance = *planned.instance;
-  const Window& window = instance.window;
-  std::int64_t tokens = 0;
-  for (const SampleId i : window.sample_ids()) tokens += window.length(i);
-  return fmt::format("{}: {} samples, {} tokens, {} MoE layers of {} experts, top {}\n", planned.window_path.string(),
-                     with_commas(window.samples()), with_commas(tokens), window.layers(), window.experts(),
-                     window.top_k()) +
-         fmt::format("{} slots in {} shard{}, {} EP ranks, cap {}, sync {}\n\n", instance.topology.slots(),
-                     instance.topology.shards(), instance.topology.shards() == 1 ? "" : "s", instance.topology.ranks(),
-                     with_commas(instance.capacity), name_of(instance.sync)) +
-         comparison_text(planned) + "  before = experts where they are now, samples by length alone (first fit)\n\n" +
-         notes_text(planned);
-}
 
 fs::path plan_path_for(const PlanArguments& args, const fs::path& window) {
   if (args.windows.size() == 1) return args.output;
@@ -303,7 +110,7 @@ fs::path plan_path_for(const PlanArguments& args, const fs::path& window) {
 /// plan may be replaced by the new one.
 void refuse_clashes(const PlanArguments& args) {
   std::vector<fs::path> taken(args.windows.begin(), args.windows.end());
-  for (const std::string& input : {args.setup.cost, args.params_file}) {
+  for (const std::string& input : {args.setup.cost, args.setup.model_config, args.setup.device, args.params_file}) {
     if (!input.empty()) taken.emplace_back(input);
   }
   std::vector<fs::path> outputs;
@@ -379,6 +186,39 @@ void write_plans(const PlanArguments& args, std::vector<Planned>& plans, Report&
   }
 }
 
+/// Options that the chosen placement does not look at: who gave them should know.
+void warn_of_ignored_options(const PlanParams& params) {
+  const PlanParams defaults;
+  const std::string placement = fmt::format("--placement {}", name_of(params.placement));
+  const auto ignored = [](std::string_view option, const std::string& why) {
+    warn(fmt::format("{} has no effect {}", option, why));
+  };
+  const bool moves = params.placement == PlacementMode::Sticky || params.placement == PlacementMode::Joint;
+  if (!moves && params.sticky_eps != defaults.sticky_eps) ignored("--sticky-eps", "with " + placement);
+  if (!moves && params.link_gbytes > 0.0) ignored("the price of --link-gbytes and --tflops", "with " + placement);
+  if (params.placement != PlacementMode::Joint && params.two_batches) {
+    ignored("--two-batches", fmt::format("with {}: there is no second batch", placement));
+  }
+}
+
+/// What --model says beside what the window says, and options that need a model where there is none.
+void warn_of_models(const Stopwatch& watch, const PlanParams& params, const Window& window, const std::string& path) {
+  const std::string& named = window.arrays().model;
+  const std::string known = preset_of(named);
+  if (!params.model.empty() && !known.empty() && params.model != known) {
+    watch.say_warning(fmt::format("--model {}: {} says it is of {}", params.model, path, named));
+  }
+  const PlanParams defaults;
+  const bool layout_given = params.weight_bytes != defaults.weight_bytes ||
+                            params.optimizer_bytes != defaults.optimizer_bytes ||
+                            params.optimizer_shards != defaults.optimizer_shards;
+  if (layout_given && with_model_of(params, window).model.empty()) {
+    watch.say_warning(fmt::format(
+        "--weight-bytes, --optimizer-bytes and --optimizer-shards have no effect {}",
+        params.expert_bytes > 0 ? "with --expert-bytes" : "without --model: " + path + " names no known model"));
+  }
+}
+
 /// Plans windows that share a placement; one alone shares it with nobody. Nothing is written unless all plans exist.
 void plan_windows(const PlanArguments& args, std::span<const std::string> paths, std::optional<Placement>& current,
                   Report& report) {
@@ -392,6 +232,7 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
     windows.push_back(Window::load(path));
     instances.push_back(instance_of(args.setup, windows.back(), path));
     asked.push_back(&instances.back());
+    warn_of_models(watch, args.setup.params, windows.back(), path);
     if (current) {
       require_fits(*current, instances.back(), args.setup.current.empty() ? "the window before" : args.setup.current);
     }
@@ -458,8 +299,10 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
   refuse_clashes(args);
   std::optional<Placement> current;
   if (!args.setup.current.empty()) current = Placement::load(args.setup.current);
+  warn_of_ignored_options(args.setup.params);
   (void)args.setup.topology();
   (void)args.setup.cost_model();
+  if (const std::string derived = describe_derived_cost(args.setup); !derived.empty()) note(derived);
   prepare_folder(args);
   catch_interrupts();
   Report report;

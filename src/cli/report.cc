@@ -31,6 +31,52 @@ std::size_t display_width(std::string_view text) {
   return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
+std::string wrapped(const std::string& text, std::size_t indent) {
+  std::string result;
+  std::size_t begin = 0;
+  while (begin < text.size()) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    const std::size_t margin = std::min(line.find_first_not_of(' '), line.size());
+    std::size_t column = 0;
+    std::size_t at = 0;
+    while (at < line.size()) {
+      const std::size_t word_begin = std::min(line.find_first_not_of(' ', at), line.size());
+      const std::size_t word_end = std::min(line.find(' ', word_begin), line.size());
+      const std::string_view word = line.substr(at, word_end - at);
+      if (at > margin && column + display_width(word) > kColumns) {
+        const std::string_view bare = line.substr(word_begin, word_end - word_begin);
+        result += '\n' + std::string(margin + indent, ' ');
+        result += bare;
+        column = margin + indent + display_width(bare);
+      } else {
+        result += word;
+        column += display_width(word);
+      }
+      at = word_end;
+    }
+    if (end < text.size()) result += '\n';
+    begin = end + 1;
+  }
+  return result;
+}
+
+std::string headed(const std::string& head, const std::string& text) {
+  const bool fits = display_width(head) + 2 + display_width(text) <= kColumns + (text.ends_with('\n') ? 1 : 0);
+  return head + (fits ? ": " : ":\n  ") + text;
+}
+
+std::string shortened(const std::string& text, std::size_t columns) {
+  if (display_width(text) <= columns) return text;
+  if (columns == 0) return "";
+  std::size_t at = 0;
+  for (std::size_t kept = 0; kept + 1 < columns; ++kept) {
+    do ++at;
+    while (at < text.size() && (text[at] & 0xC0) == 0x80);
+  }
+  return text.substr(0, at) + "…";
+}
+
 std::string Table::text() const {
   std::vector<std::size_t> width;
   for (const auto& row : rows_) {
@@ -65,6 +111,14 @@ Json metrics_json(const Evaluation& evaluation, double cv_global) {
 
 std::string printable(const std::string& text) {
   return Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace)).get<std::string>();
+}
+
+std::string one_line(const std::string& text) {
+  std::string line = printable(text);
+  for (char& c : line) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  return line;
 }
 
 void print_json(const Json& value) {

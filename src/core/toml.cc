@@ -60,13 +60,13 @@ struct Place {
     return value->get();
   }
 
-  [[nodiscard]] double number(double min) const {
-    const std::string wanted = min == std::numeric_limits<double>::lowest()
-                                   ? std::string("a finite number")
-                                   : fmt::format("a finite number, at least {}", min);
+  [[nodiscard]] double number(double min, double max) const {
     const std::optional<double> value = node.is_number() ? node.value<double>() : std::nullopt;
-    if (!value || !std::isfinite(*value) || *value < min) refuse(wanted);
-    return *value;
+    if (value && std::isfinite(*value) && *value >= min && *value <= max) return *value;
+    std::string wanted = "a finite number";
+    if (min != std::numeric_limits<double>::lowest()) wanted += fmt::format(", at least {}", min);
+    if (max != std::numeric_limits<double>::max()) wanted += fmt::format(" and at most {}", max);
+    refuse(wanted);
   }
 
   [[nodiscard]] std::string string() const {
@@ -114,6 +114,11 @@ bool TomlTable::has(std::string_view key) const {
   return as_table(table_).contains(key);
 }
 
+bool TomlTable::is_string(std::string_view key) const {
+  const toml::node* node = as_table(table_).get(key);
+  return node != nullptr && node->is_string();
+}
+
 bool TomlTable::is_array(std::string_view key) const {
   const toml::node* node = as_table(table_).get(key);
   return node != nullptr && node->is_array();
@@ -142,9 +147,9 @@ std::optional<std::int64_t> TomlTable::integer(std::string_view key, std::int64_
   return place ? std::optional(place->integer(min, max)) : std::nullopt;
 }
 
-std::optional<double> TomlTable::number(std::string_view key, double min) const {
+std::optional<double> TomlTable::number(std::string_view key, double min, double max) const {
   const auto place = find(table_, key, where_, path_);
-  return place ? std::optional(place->number(min)) : std::nullopt;
+  return place ? std::optional(place->number(min, max)) : std::nullopt;
 }
 
 std::optional<bool> TomlTable::boolean(std::string_view key) const {
@@ -160,10 +165,10 @@ std::optional<std::string> TomlTable::string(std::string_view key) const {
   return place ? std::optional(place->string()) : std::nullopt;
 }
 
-std::optional<std::vector<double>> TomlTable::numbers(std::string_view key, double min) const {
+std::optional<std::vector<double>> TomlTable::numbers(std::string_view key, double min, double max) const {
   const auto place = find(table_, key, where_, path_);
   if (!place) return std::nullopt;
-  return place->list<double>("a list of numbers", [&](const Place& element) { return element.number(min); });
+  return place->list<double>("a list of numbers", [&](const Place& element) { return element.number(min, max); });
 }
 
 std::optional<std::vector<std::string>> TomlTable::strings(std::string_view key) const {

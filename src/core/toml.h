@@ -31,6 +31,7 @@ class TomlTable {
 
   [[nodiscard]] bool has(std::string_view key) const;
   [[nodiscard]] bool is_array(std::string_view key) const;
+  [[nodiscard]] bool is_string(std::string_view key) const;
   /// In the document's alphabetical order.
   [[nodiscard]] std::vector<std::string> keys() const;
   /// @throws FormatError for the first key, by line, that is not among `known`; the message lists those
@@ -43,14 +44,15 @@ class TomlTable {
   [[nodiscard]] std::optional<std::int64_t> integer(std::string_view key,
                                                     std::int64_t min = std::numeric_limits<std::int64_t>::min(),
                                                     std::int64_t max = std::numeric_limits<std::int64_t>::max()) const;
-  /// A finite float, or an integer, at least `min`.
-  [[nodiscard]] std::optional<double> number(std::string_view key,
-                                             double min = std::numeric_limits<double>::lowest()) const;
+  /// A finite float, or an integer, from `min` to `max`.
+  [[nodiscard]] std::optional<double> number(std::string_view key, double min = std::numeric_limits<double>::lowest(),
+                                             double max = std::numeric_limits<double>::max()) const;
   [[nodiscard]] std::optional<bool> boolean(std::string_view key) const;
   [[nodiscard]] std::optional<std::string> string(std::string_view key) const;
   /// A list of numbers as in `number`.
   [[nodiscard]] std::optional<std::vector<double>> numbers(std::string_view key,
-                                                           double min = std::numeric_limits<double>::lowest()) const;
+                                                           double min = std::numeric_limits<double>::lowest(),
+                                                           double max = std::numeric_limits<double>::max()) const;
   [[nodiscard]] std::optional<std::vector<std::string>> strings(std::string_view key) const;
   /// `[key]`
   [[nodiscard]] std::optional<TomlTable> table(std::string_view key) const;

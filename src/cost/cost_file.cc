@@ -18,8 +18,8 @@ std::vector<Stage> read_stages(const TomlTable& root) {
   for (const TomlTable& table : root.tables("stage").value_or(std::vector<TomlTable>{})) {
     table.refuse_unknown_keys({"name", "alpha", "beta"});
     stages.push_back(Stage{.name = table.string("name").value_or(fmt::format("stage{}", stages.size())),
-                           .alpha = table.number("alpha", 0.0).value_or(0.0),
-                           .beta = table.number("beta", 0.0).value_or(0.0)});
+                           .alpha = table.number("alpha", 0.0, kMaxCost).value_or(0.0),
+                           .beta = table.number("beta", 0.0, kMaxCost).value_or(0.0)});
   }
   return stages;
 }
@@ -53,8 +53,10 @@ CostModel CostModel::parse(const std::string& toml, const std::string& where) {
                     "--cost prints a template",
                     where));
   }
-  if (!root.is_array("expert")) return CostModel(std::move(stages), root.number("expert", 0.0).value_or(1.0), where);
-  std::vector<double> expert = *root.numbers("expert", 0.0);
+  if (!root.is_array("expert")) {
+    return CostModel(std::move(stages), root.number("expert", 0.0, kMaxCost).value_or(1.0), where);
+  }
+  std::vector<double> expert = *root.numbers("expert", 0.0, kMaxCost);
   if (expert.empty()) root.fail("expert", "found an empty list, wanted one weight per MoE layer");
   return CostModel(std::move(stages), std::move(expert), where);
 }

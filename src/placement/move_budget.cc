@@ -28,8 +28,10 @@ constexpr std::array kUnits = {Unit{"KiB", 1 << 10},  Unit{"MiB", 1 << 20},     
                                Unit{"MB", 1'000'000}, Unit{"GB", 1'000'000'000}, Unit{"B", 1}};
 constexpr std::size_t kMostDecimals = 9;
 
-[[noreturn]] void refuse(std::string_view text, std::string_view wanted) {
-  throw InvalidInput(fmt::format("moves: found \"{}\", wanted {}", text, wanted));
+constexpr std::string_view kMoves = "moves";
+
+[[noreturn]] void refuse(std::string_view name, std::string_view text, std::string_view wanted) {
+  throw InvalidInput(fmt::format("{}: found \"{}\", wanted {}", name, text, wanted));
 }
 
 std::optional<double> number(std::string_view text) {
@@ -44,17 +46,17 @@ bool is_digits(std::string_view text) {
 }
 
 /// Decimal bytes without a detour through doubles, rounded down.
-std::int64_t read_bytes(std::string_view text, std::string_view digits, std::int64_t unit) {
+std::int64_t read_bytes(std::string_view name, std::string_view text, std::string_view digits, std::int64_t unit) {
   const std::size_t point = std::min(digits.find('.'), digits.size());
   const std::string_view whole = digits.substr(0, point);
   const std::string_view decimals = point < digits.size() ? digits.substr(point + 1) : "0";
   if (!is_digits(whole) || !is_digits(decimals) || decimals.size() > kMostDecimals) {
-    refuse(text, "a number with up to 9 decimals before the unit, like 200MB or 1.5GiB");
+    refuse(name, text, "a number with up to 9 decimals before the unit, like 200MB or 1.5GiB");
   }
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(whole.data(), whole.data() + whole.size(), value);
   if (error != std::errc{} || end != whole.data() + whole.size() || value > kMostBytes / unit) {
-    refuse(text, fmt::format("at most {} bytes", kMostBytes));
+    refuse(name, text, fmt::format("at most {} bytes", kMostBytes));
   }
   std::int64_t numerator = 0;
   std::int64_t denominator = 1;
@@ -94,6 +96,23 @@ std::int64_t expert_state_bytes(std::string_view model, const StateLayout& layou
   return expert_state_bytes(gated_ffn_parameters(preset.hidden, preset.moe_width), layout);
 }
 
+std::string preset_of(std::string_view model) {
+  std::string name(model.substr(model.find_last_of('/') + 1));
+  for (char& c : name) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  const auto known = presets();
+  return std::ranges::find(known, name, &Preset::name) == known.end() ? std::string() : name;
+}
+
+std::optional<std::int64_t> parse_bytes(std::string_view text, std::string_view name) {
+  for (const Unit& unit : kUnits) {
+    if (!text.ends_with(unit.name)) continue;
+    return read_bytes(name, text, text.substr(0, text.size() - unit.name.size()), unit.bytes);
+  }
+  return std::nullopt;
+}
+
 double expert_flops(std::string_view model) {
   const Preset& preset = find_preset(model);
   return 6.0 * static_cast<double>(gated_ffn_parameters(preset.hidden, preset.moe_width));
@@ -123,21 +142,19 @@ void MoveBudget::add(std::string_view text) {
     const auto near = number(prices.substr(0, comma));
     const auto far = comma < prices.size() ? number(prices.substr(comma + 1)) : near;
     if (!near || !far || *near < 0.0 || *far < *near || *far > kMaxCost) {
-      refuse(text, "price:X or price:X,Y with 0 <= X <= Y");
+      refuse(kMoves, text, "price:X or price:X,Y with 0 <= X <= Y");
     }
     price = std::max(price, *near);
     price_between_nodes = std::max(price_between_nodes, *far);
     return;
   }
-  for (const Unit& unit : kUnits) {
-    if (!text.ends_with(unit.name)) continue;
-    const auto bytes = read_bytes(text, text.substr(0, text.size() - unit.name.size()), unit.bytes);
-    rank_bytes = std::min(rank_bytes.value_or(bytes), bytes);
+  if (const auto bytes = parse_bytes(text, kMoves)) {
+    rank_bytes = std::min(rank_bytes.value_or(*bytes), *bytes);
     return;
   }
   const auto value = number(text);
-  if (!value) refuse(text, "free, a share like 0.05, bytes per rank like 200MB, or price:X[,Y]");
-  if (*value < 0.0 || *value > 1.0) refuse(text, "a share of all experts from 0 to 1, or a unit such as MB");
+  if (!value) refuse(kMoves, text, "free, a share like 0.05, bytes per rank like 200MB, or price:X[,Y]");
+  if (*value < 0.0 || *value > 1.0) refuse(kMoves, text, "a share of all experts from 0 to 1, or a unit such as MB");
   share = std::min(share, *value);
 }
 

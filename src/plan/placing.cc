@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/placing.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <sstream>
 #include <string>
@@ -54,6 +56,20 @@ double token_value_of(const Instance& instance) {
   return weight / static_cast<double>(instance.window.layers()) / static_cast<double>(instance.capacity);
 }
 
+bool obeys_budget(PlacementMode mode) {
+  return mode == PlacementMode::Sticky || mode == PlacementMode::Joint;
+}
+
+/// A communicator covers whole nodes, or a node holds whole communicators.
+std::int32_t ranks_per_node(const PlanParams& params, std::int32_t ranks) {
+  const std::int64_t node = params.ranks_per_node;
+  if (node < 0 || (node > 0 && ranks % node != 0 && node % ranks != 0)) {
+    throw InvalidInput(fmt::format(
+        "ranks_per_node: found {}, wanted a divisor or a multiple of the {} expert-parallel ranks, or 0", node, ranks));
+  }
+  return static_cast<std::int32_t>(node);
+}
+
 std::int64_t experts_of(const Placement& placement) {
   return std::int64_t{placement.layers()} * placement.experts();
 }
@@ -95,6 +111,11 @@ RowLoads joined(std::vector<RowLoads> parts) {
 
 }  // namespace
 
+PlanParams with_model_of(PlanParams params, const Window& window) {
+  if (params.model.empty() && params.expert_bytes == 0) params.model = preset_of(window.arrays().model);
+  return params;
+}
+
 std::int64_t bytes_of_expert(const PlanParams& params) {
   if (params.model.empty()) return params.expert_bytes;
   if (params.expert_bytes > 0) {
@@ -115,7 +136,7 @@ Placing::Placing(const Instance& instance, const Placement& home, std::span<cons
       params_(&params),
       expert_bytes_(bytes_of_expert(params)),
       budget_(budget_of(params, bound, experts_of(home), token_value_of(instance))),
-      ledger_(home, budget_, expert_bytes_, static_cast<std::int32_t>(params.ranks_per_node)),
+      ledger_(home, budget_, expert_bytes_, ranks_per_node(params, home.ranks())),
       placement_(home) {
   free_ = ledger_.unlimited() && budget_.price == 0.0 && budget_.price_between_nodes == 0.0;
 }
@@ -178,6 +199,8 @@ PlacementReport Placing::report() const {
   report.row_aware_swaps = row_aware_swaps_;
   report.moves = list_moves(home_, placement_, expert_bytes_, static_cast<std::int32_t>(params_->ranks_per_node));
   report.first_batch = first_batch_;
+  if (obeys_budget(params_->placement)) report.budget = budget_;
+  report.model = params_->model;
   return report;
 }
 

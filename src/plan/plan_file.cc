@@ -112,6 +112,9 @@ struct FieldReader {
     }
     value = *read;
   }
+  void bytes(std::string_view name, std::int64_t& value, std::int64_t max, std::string_view help) {
+    integer(name, value, 0, max, help);
+  }
   void text(std::string_view name, std::string& value, std::string_view) {
     if (const Json* found = from.find(name)) value = json_string(*found, from.where(name));
   }

@@ -160,11 +160,12 @@ PlanRecord make_record(const Instance& instance, const PlanParams& params, const
   record.rows_certified = plan.rows.certified();
   record.dummies = plan.dummies;
   record.complete = plan.complete;
+  record.params = params;
+  record.params->model = plan.placing.model;
   record.moves = PlanRecord::MovesRecord{.experts = plan.moves.experts,
                                          .local = plan.moves.local,
                                          .fraction = plan.moves.fraction,
-                                         .bytes = moved_bytes(plan.moves.experts, bytes_of_expert(params))};
-  record.params = params;
+                                         .bytes = moved_bytes(plan.moves.experts, bytes_of_expert(*record.params))};
   record.params->search = params.effective_search();
   record.search = plan.search;
   record.placing = plan.placing;

@@ -22,6 +22,9 @@ struct FieldWriter {
   void number(std::string_view name, double value, double, double, std::string_view) {
     object[std::string(name)] = value;
   }
+  void bytes(std::string_view name, std::int64_t value, std::int64_t, std::string_view) {
+    object[std::string(name)] = value;
+  }
   void text(std::string_view name, const std::string& value, std::string_view) { object[std::string(name)] = value; }
   void texts(std::string_view name, const std::string& value, std::string_view) { object[std::string(name)] = value; }
   void flag(std::string_view name, bool value, std::string_view) { object[std::string(name)] = value; }

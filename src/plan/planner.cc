@@ -79,8 +79,9 @@ void require_fits(const Placement& placement, const Instance& instance, const st
 }
 
 std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance* const> instances,
-                                                       const PlanParams& params, const Placement* current,
+                                                       const PlanParams& asked, const Placement* current,
                                                        const RunContext& run) {
+  const PlanParams params = with_model_of(asked, instances.front()->window);
   const Deadline deadline(run.stop, end_of(params));
   ThreadPool pool(thread_count(static_cast<std::size_t>(params.threads)));
   const Planning planning{params, params.effective_search(), pool, deadline, run};

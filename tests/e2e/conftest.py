@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -9,6 +10,9 @@ import windowkit
 
 
 def pytest_configure(config):
+    # What a shell starts with & ignores Ctrl-C, and so would every process of the tests.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "memory: measures or limits memory, which a sanitizer multiplies")
 
 

@@ -222,11 +222,7 @@ def test_dp_and_shards_contradict(small):
     assert_refused(small, [*small.plan_arguments(), "--shards", "[[0,1],[2]]"], 2, "shards", "dp")
 
 
-def test_what_is_not_built_yet_says_so(small):
-    assert_refused(small, [*small.plan_arguments(), "--model-config", "config.json"], 2, "not built yet", "--model-config")
-
-
-@pytest.mark.parametrize("command", ["transfer", "simulate", "convert", "report", "calibrate", "evaluate"])
+@pytest.mark.parametrize("command", ["simulate", "convert", "report", "calibrate", "evaluate"])
 def test_commands_that_are_not_built_yet_say_so(small, command):
     result = run(command, status=2)
     assert result.stdout == ""

@@ -9,7 +9,7 @@ import pytest
 import windowkit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SUBCOMMANDS = ("plan", "score", "verify", "inspect", "compare", "generate")
+SUBCOMMANDS = ("plan", "score", "verify", "inspect", "compare", "generate", "transfer")
 LONG_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 
 
@@ -90,3 +90,12 @@ def test_the_table_of_efforts_has_their_numbers():
 def test_the_readme_names_every_subcommand():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert [s for s in SUBCOMMANDS if f"routepack {s}" not in readme] == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python-package.md"])
+def test_the_packages_that_sources_need_are_those_that_setup_installs(page):
+    setup = (ROOT / "scripts" / "setup.sh").read_text(encoding="utf-8")
+    groups = dict(re.findall(r'^  \[(\w+)\]="(.*)"$', setup, re.MULTILINE))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (block,) = re.findall(r"^    g\+\+ .*\n    .*$", text, re.MULTILINE)
+    assert set(block.split()) == set(groups["core"].split()) | set(groups["python"].split())

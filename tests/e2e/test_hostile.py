@@ -135,11 +135,6 @@ def test_dumped_parameters_keep_odd_file_names(small):
     assert run("plan", "--dump-params", "--params", params).stdout == dumped
 
 
-def test_what_is_not_built_yet_is_said_in_parameter_files_too(small):
-    params = small.write("params.toml", 'model-config = "config.json"\n')
-    assert_refused(small, [*small.plan_arguments(), "--params", params], 2, "params.toml", "model-config", "not built yet")
-
-
 def test_an_unknown_subcommand_is_named():
     assert "dance" in run("dance", status=2).stderr
 

@@ -19,8 +19,10 @@ BELOW = {
     "placement": {"core", "exec", "window", "cost"},
     "packing": {"core", "exec", "window", "cost"},
     "verify": {"core"},
+    "comm": {"core"},
+    "transfer": {"core", "comm"},
     "plan": {"core", "exec", "window", "cost", "placement", "packing"},
-    "cli": {"core", "exec", "window", "cost", "placement", "packing", "plan"},
+    "cli": {"core", "exec", "window", "cost", "placement", "packing", "plan", "comm", "transfer"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.MULTILINE)
 

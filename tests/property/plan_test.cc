@@ -6,6 +6,7 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -89,7 +90,7 @@ std::string draw_moves() {
   return moves;
 }
 
-PlanParams draw_params() {
+PlanParams draw_params(const Problem& problem) {
   PlanParams params;
   params.placement = choices(PlacementMode{})[static_cast<std::size_t>(draw(0, 3))].value;
   params.effort = choices(Effort{})[static_cast<std::size_t>(draw(0, 3))].value;
@@ -97,7 +98,8 @@ PlanParams draw_params() {
   params.sticky_eps = draw(0, 20) / 100.0;
   params.moves = draw_moves();
   params.expert_bytes = kExpertBytes;
-  params.ranks_per_node = draw(0, 3);
+  params.ranks_per_node =
+      problem.ranks % 2 == 0 ? std::array{0, 1, 2, problem.ranks}[static_cast<std::size_t>(draw(0, 3))] : draw(0, 1);
   params.two_batches = draw(0, 3) == 0;
   params.row_order = draw(0, 1) == 0 ? RowOrder::Pipeline : RowOrder::Keep;
   params.threads = draw(1, 2);
@@ -257,7 +259,7 @@ TEST(Plan, of_a_tiny_problem_exists_exactly_when_a_layout_does_and_its_row_bound
     Problem problem = draw_problem(Shape{.max_samples = 6, .max_layers = 1, .max_slots = 2, .max_ranks = 2});
     std::mt19937_64 random(draw_seed());
     add_constraints(problem, random, false);
-    const PlanParams params = draw_params();
+    const PlanParams params = draw_params(problem);
     const Scene scene(problem);
     const auto outcome = make_plan(scene.instance, params);
     const auto fewest = fewest_rows(problem);
@@ -287,7 +289,7 @@ TEST(Plan, with_a_cap_on_rank_tokens_keeps_it_or_explains_itself) {
     Problem problem = draw_problem(Shape{.max_samples = 12});
     std::mt19937_64 random(draw_seed());
     add_constraints(problem, random, true);
-    const PlanParams params = draw_params();
+    const PlanParams params = draw_params(problem);
     const Scene scene(problem);
     const auto outcome = make_plan(scene.instance, params);
     if (const auto* refusal = std::get_if<Infeasible>(&outcome)) {
@@ -306,7 +308,7 @@ TEST(Plan, of_a_larger_problem_is_accepted_or_explains_itself) {
     Problem problem = draw_problem(Shape{.min_samples = 8, .max_samples = 60, .max_slots = 6});
     std::mt19937_64 random(draw_seed());
     add_constraints(problem, random, false);
-    const PlanParams params = draw_params();
+    const PlanParams params = draw_params(problem);
     const Scene scene(problem);
     const auto outcome = make_plan(scene.instance, params);
     if (const auto* refusal = std::get_if<Infeasible>(&outcome)) {
@@ -325,7 +327,7 @@ TEST(Plan, takes_one_row_when_every_cell_could_hold_the_window) {
     std::vector<std::int32_t> everything(static_cast<std::size_t>(problem.samples()));
     std::iota(everything.begin(), everything.end(), 0);
     problem.capacity = aligned_tokens(problem, everything);
-    const PlanParams params = draw_params();
+    const PlanParams params = draw_params(problem);
     const Scene scene(problem);
     const auto outcome = make_plan(scene.instance, params);
     if (const auto* refusal = std::get_if<Infeasible>(&outcome)) RC_FAIL("refused with: " + refusal->reason);
@@ -340,7 +342,7 @@ TEST(Plan, is_the_same_for_the_same_seed_on_any_number_of_threads) {
     Problem problem = draw_problem(Shape{.min_samples = 4, .max_samples = 40, .max_slots = 6});
     std::mt19937_64 random(draw_seed());
     add_constraints(problem, random, below(random, 3) == 0);
-    PlanParams params = draw_params();
+    PlanParams params = draw_params(problem);
     params.threads = 1;
     const Scene scene(problem);
     const auto hash_of_a_run = [&]() -> std::string {
@@ -372,7 +374,7 @@ TEST(Plan, never_takes_more_rows_than_first_fit) {
     const Scene scene(problem);
     const auto yardstick = pack_first_fit_decreasing(scene.instance);
     if (!std::holds_alternative<Layout>(yardstick)) return;
-    const auto outcome = make_plan(scene.instance, draw_params());
+    const auto outcome = make_plan(scene.instance, draw_params(problem));
     RC_ASSERT(std::holds_alternative<Plan>(outcome));
     RC_ASSERT(std::get<Plan>(outcome).rows.rows <= std::get<Layout>(yardstick).rows());
     ++tight;
@@ -411,7 +413,7 @@ TEST(Plan, lies_between_its_bound_and_what_trying_every_placement_and_layout_fin
     Problem problem = draw_problem(Shape{
         .min_samples = 2, .max_samples = 5, .max_layers = 1, .max_slots = 2, .max_ranks = 3, .max_slots_per_rank = 2});
     if (draw(0, 1) == 0) problem.sync = Sync::Row;
-    PlanParams params = draw_params();
+    PlanParams params = draw_params(problem);
     params.placement = PlacementMode::Joint;
     params.moves = "free";
     params.search = search_of(Effort::Fast);
@@ -454,7 +456,7 @@ TEST(Plan, joint_is_never_worse_than_sticky_under_the_same_budget_and_seed) {
     Problem problem = draw_problem(Shape{.min_samples = 4, .max_samples = 24, .max_slots = 4});
     std::mt19937_64 random(draw_seed());
     add_constraints(problem, random, below(random, 3) == 0);
-    PlanParams params = draw_params();
+    PlanParams params = draw_params(problem);
     const Scene scene(problem);
     const auto sticky = rows_and_score(scene.instance, params, PlacementMode::Sticky);
     const auto joint = rows_and_score(scene.instance, params, PlacementMode::Joint);
@@ -474,7 +476,7 @@ TEST(Plan, joint_with_free_moves_is_never_worse_than_lpt) {
     Problem problem = draw_problem(Shape{.min_samples = 4, .max_samples = 24, .max_slots = 4});
     std::mt19937_64 random(draw_seed());
     add_constraints(problem, random, below(random, 3) == 0);
-    PlanParams params = draw_params();
+    PlanParams params = draw_params(problem);
     params.moves = "free";
     params.two_batches = false;  // the first batch is sticky's
     const Scene scene(problem);
@@ -503,7 +505,7 @@ TEST(Plan, after_an_expired_deadline_is_sound_and_explains_a_refusal_all_the_sam
     Problem problem = draw_problem(Shape{.min_samples = 4, .max_samples = 24, .max_slots = 4});
     std::mt19937_64 random(draw_seed());
     add_constraints(problem, random, below(random, 3) == 0);
-    PlanParams params = draw_params();
+    PlanParams params = draw_params(problem);
     params.deadline_ms = 1;
     const Scene scene(problem);
     Late late;
@@ -532,7 +534,7 @@ TEST(Plans, of_several_windows_share_a_placement_and_are_each_sound) {
     second.spec.counts.resize(half * width);
     if (!second.spec.recorded.empty())
       second.spec.recorded.resize(half * (first.spec.recorded.size() / first.spec.lengths.size()));
-    const PlanParams params = draw_params();
+    const PlanParams params = draw_params(first);
     const Scene one(first);
     const Scene two(second);
     const std::vector<const Instance*> both = {&one.instance, &two.instance};

@@ -97,6 +97,21 @@ TEST(TomlTable, refuses_numbers_that_are_not_finite_or_too_small) {
             "p.toml:3: t[0].x: found -1, wanted a finite number, at least 0");
 }
 
+TEST(TomlTable, refuses_numbers_beyond_a_limit_with_their_line) {
+  EXPECT_EQ(said("\nx = 7", [](const TomlTable& t) { return t.number("x", 0.0, 6.5); }),
+            "p.toml:2: x: found 7, wanted a finite number, at least 0 and at most 6.5");
+  EXPECT_EQ(said("x = [\n1.0,\n9.0]", [](const TomlTable& t) { return t.numbers("x", 0.0, 2.0); }),
+            "p.toml:3: x[1]: found 9, wanted a finite number, at least 0 and at most 2");
+  EXPECT_EQ(parse("x = 6.5").number("x", 0.0, 6.5), 6.5);
+}
+
+TEST(TomlTable, tells_text_from_other_values) {
+  const TomlTable table = parse("a = 'text'\nb = 3\n");
+  EXPECT_TRUE(table.is_string("a"));
+  EXPECT_FALSE(table.is_string("b"));
+  EXPECT_FALSE(table.is_string("c"));
+}
+
 TEST(TomlTable, lists_the_known_keys_beside_the_first_unknown_one) {
   const auto read = [](const TomlTable& t) {
     t.refuse_unknown_keys({"known", "other"});

@@ -76,15 +76,19 @@ TEST(CostFile, refuses_an_unknown_key_and_names_the_known_ones) {
 }
 
 TEST(CostFile, refuses_negative_and_not_finite_numbers_with_their_line) {
-  EXPECT_EQ(said("[[stage]]\nalpha = -1"), "cost.toml:2: stage[0].alpha: found -1, wanted a finite number, at least 0");
-  EXPECT_EQ(said("[[stage]]\nbeta = nan"), "cost.toml:2: stage[0].beta: found nan, wanted a finite number, at least 0");
-  EXPECT_EQ(said("expert = inf"), "cost.toml:1: expert: found inf, wanted a finite number, at least 0");
-  EXPECT_EQ(said("expert = [\n1.0,\n-2.5]"), "cost.toml:3: expert[1]: found -2.5, wanted a finite number, at least 0");
+  EXPECT_EQ(said("[[stage]]\nalpha = -1"),
+            "cost.toml:2: stage[0].alpha: found -1, wanted a finite number, at least 0 and at most 1e+100");
+  EXPECT_EQ(said("[[stage]]\nbeta = nan"),
+            "cost.toml:2: stage[0].beta: found nan, wanted a finite number, at least 0 and at most 1e+100");
+  EXPECT_EQ(said("expert = inf"),
+            "cost.toml:1: expert: found inf, wanted a finite number, at least 0 and at most 1e+100");
+  EXPECT_EQ(said("expert = [\n1.0,\n-2.5]"),
+            "cost.toml:3: expert[1]: found -2.5, wanted a finite number, at least 0 and at most 1e+100");
 }
 
 TEST(CostFile, refuses_other_types) {
   EXPECT_EQ(said("expert = 'one'"),
-            "cost.toml:1: expert: found the string \"one\", wanted a finite number, at least 0");
+            "cost.toml:1: expert: found the string \"one\", wanted a finite number, at least 0 and at most 1e+100");
   EXPECT_EQ(said("[stage]\nalpha = 1"),
             "cost.toml:1: stage: found a table, wanted tables, each with [[stage]] above it");
   EXPECT_EQ(said("[[stage]]\nname = 1"), "cost.toml:2: stage[0].name: found 1, wanted a string");

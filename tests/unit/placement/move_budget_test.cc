@@ -50,6 +50,22 @@ TEST(MoveBudget, rounds_a_fraction_of_a_byte_down) {
   EXPECT_EQ(parse({"0.0019KB"}).rank_bytes, 1);
 }
 
+TEST(ParseBytes, reads_what_a_budget_reads_and_names_who_asked) {
+  EXPECT_EQ(parse_bytes("66MB", "size"), 66'000'000);
+  EXPECT_EQ(parse_bytes("1.5GiB", "size"), std::int64_t{3} << 29);
+  EXPECT_EQ(parse_bytes("66", "size"), std::nullopt);
+  EXPECT_EQ(parse_bytes("", "size"), std::nullopt);
+  EXPECT_EQ(refusal<InvalidInput>([] { (void)parse_bytes("-1MB", "size"); }),
+            "size: found \"-1MB\", wanted a number with up to 9 decimals before the unit, like 200MB or 1.5GiB");
+}
+
+TEST(PresetOf, finds_the_preset_in_the_names_that_models_go_by) {
+  EXPECT_EQ(preset_of("openai/gpt-oss-20b"), "gpt-oss-20b");
+  EXPECT_EQ(preset_of("Mixtral-8x7B"), "mixtral-8x7b");
+  EXPECT_EQ(preset_of("runs/7/my-own"), "");
+  EXPECT_EQ(preset_of(""), "");
+}
+
 TEST(MoveBudget, reads_one_price_or_a_second_one_between_nodes) {
   EXPECT_EQ(parse({"price:0.5"}).price, 0.5);
   EXPECT_EQ(parse({"price:0.5"}).price_between_nodes, 0.5);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -233,6 +234,49 @@ TEST(Planner, refuses_moves_that_it_cannot_read_or_price) {
   EXPECT_THAT(with({.moves = "1MB"}), HasSubstr("wanted the bytes of one expert"));
   EXPECT_THAT(with({.expert_bytes = 5, .model = "gpt-oss-20b"}), AllOf(HasSubstr("expert_bytes"), HasSubstr("model")));
   EXPECT_THAT(with({.model = "no-such-model"}), HasSubstr("no-such-model"));
+}
+
+TEST(Planner, refuses_nodes_that_cut_through_communicators) {
+  const Window window = make_window(random_window(1, 8, 1, 8, 1, 4, 8));
+  const Instance instance(window, shards(4, {{SlotId(0)}}), plain_cost(), 100);
+  for (const std::int64_t node : {3, 5, 6}) {
+    EXPECT_THAT(refusal<InvalidInput>([&] { make_plan(instance, {.ranks_per_node = node}); }),
+                HasSubstr(fmt::format("ranks_per_node: found {}, wanted a divisor or a multiple of the 4", node)));
+  }
+  for (const std::int64_t node : {0, 1, 2, 4, 8}) make_plan(instance, {.ranks_per_node = node});
+}
+
+TEST(Planner, takes_the_model_of_the_window_unless_told_otherwise) {
+  testing::WindowSpec spec = random_window(1, 8, 1, 4, 1, 4, 8);
+  spec.model = "openai/GPT-OSS-20b";
+  const Window window = make_window(std::move(spec));
+  const Instance instance(window, shards(2, {{SlotId(0)}}), plain_cost(), 100);
+  const auto model_with = [&](const PlanParams& params) {
+    const Plan plan = plan_of(make_plan(instance, params));
+    const PlanRecord record = make_record(instance, params, plan);
+    EXPECT_EQ(record.params->model, plan.placing.model);
+    return record.params->model;
+  };
+  EXPECT_EQ(model_with({}), "gpt-oss-20b");
+  EXPECT_EQ(model_with({.moves = "9GB"}), "gpt-oss-20b");  // bytes of an expert are known
+  EXPECT_EQ(model_with({.model = "olmoe-1b-7b"}), "olmoe-1b-7b");
+  EXPECT_EQ(model_with({.expert_bytes = 5}), "");
+}
+
+TEST(Planner, says_which_budget_was_in_effect) {
+  const Window window = make_window(random_window(1, 8, 1, 4, 1, 4, 8));
+  const Instance instance(window, shards(2, {{SlotId(0)}}), plain_cost(), 100);
+  const auto budget_with = [&](const PlanParams& params) {
+    return plan_of(make_plan(instance, params)).placing.budget;
+  };
+  EXPECT_GT(budget_with({}).value().price, 0.0);
+  const auto limited = budget_with({.moves = "0.5 3B price:1,2", .expert_bytes = 1}).value();
+  EXPECT_EQ(limited.share, 0.5);
+  EXPECT_EQ(limited.rank_bytes, 3);
+  EXPECT_EQ(limited.price, 1.0);
+  EXPECT_EQ(limited.price_between_nodes, 2.0);
+  EXPECT_FALSE(budget_with({.placement = PlacementMode::Keep}).has_value());
+  EXPECT_FALSE(budget_with({.placement = PlacementMode::Lpt}).has_value());
 }
 
 TEST(BytesOfExpert, come_from_the_widths_of_a_preset_and_what_the_trainer_keeps) {

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of an MPI job. Built once per MPI library, as routepack-mpi (Open MPI) and routepack-mpich.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <string_view>
+#include <thread>
+
+#include "cli/command.h"
+#include "cli/mpi/ping.h"
+#include "cli/process.h"
+#include "cli/program.h"
+#include "cli/transfer.h"
+#include "comm/mpi/mpi_world.h"
+
+namespace routepack::cli {
+namespace {
+
+constexpr const char* kName = ROUTEPACK_PROGRAM;
+
+int overview(const MpiWorld& world) {
+  fmt::print(
+      "One rank of a job under {1}: start it with that library's launcher (mpirun -np 4 {0} …).\n\n"
+      "  {0} ping       every pair of ranks exchanges messages; latency and bandwidth\n"
+      "  {0} transfer   moves synthetic expert state between the ranks and checks every byte\n\n"
+      "Options: {0} ping --help, {0} transfer --help. Exit status: that of routepack.\n",
+      kName, world.library());
+  return finish(kFine);
+}
+
+int run_rank(int argc, char** argv, MpiWorld& world) {
+  Transport& transport = world.transport();
+  const std::string_view first = argc > 1 ? argv[1] : "--help";
+  if (first == "--help" || first == "-h") return transport.rank() == 0 ? overview(world) : int{kFine};
+  if (first == "ping") return run_ping_rank(argc, argv, transport, kName);
+  return run_transfer_rank(argc, argv, transport, kName);
+}
+
+}  // namespace
+}  // namespace routepack::cli
+
+int main(int argc, char** argv) {
+  using namespace routepack;
+  using namespace routepack::cli;
+  prepare_process();
+  return guarded([&] {
+    MpiWorld world(argc, argv);
+    world.when_stuck(std::chrono::seconds(30), [rank = world.transport().rank()] {
+      fmt::print(stderr, "{}: error: rank {}: MPI does not return from a call; a peer may have died\n", kName, rank);
+    });
+    const int status = run_rank(argc, argv, world);
+    if (status == kFine) return status;
+    // The launcher ends all ranks as soon as one has left; rank 0 is the one that says why, and others may fail, too.
+    if (world.transport().rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    world.leave(status);
+  });
+}

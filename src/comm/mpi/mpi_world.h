@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// Processes of one MPI job as ranks. Built once per MPI library; this header does not show which.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "routepack/transport.h"
+
+namespace routepack {
+
+/// MPI of this process, from MPI_Init_thread (funneled) to MPI_Finalize. Make one, in the main thread.
+///
+/// After the constructor no call waits for another rank. Errors of MPI come back as PeerLost, but a dead peer mostly
+/// shows as silence, so callers need deadlines all the same. Seen when a rank is killed (SIGKILL) on one host:
+///   Messages from the dead rank stay pending, even those it had announced; small ones to it are done at once, large
+///   ones stay pending, and the survivors exchange messages and notes as before. That holds for Open MPI 4.1.4 and
+///   MPICH 4.0.2 over shared memory and TCP; only MPICH over TCP reports an error, on a large send.
+///   Over TCP, Open MPI would end survivors by SIGPIPE: the constructor has it ignored unless there is a handler. And
+///   now and then (1 in 5 kills) it never comes back from MPI_Test, busy with the connection to the dead rank: no
+///   deadline of ours helps there, hence when_stuck().
+/// By default both launchers end the job then, and the survivors with it; tests/mpi/launch.py has the options that let
+/// them live. A survivor ends with leave(): MPI_Finalize would wait for the dead.
+class MpiWorld {
+ public:
+  /// Collective. @throws Error when MPI does not come up
+  MpiWorld(int& argc, char**& argv);
+  /// Finalizes when all is done here and every rank comes to this point within ten seconds. Otherwise, or while an
+  /// exception unwinds, the process goes on without: MPI_Finalize could wait for ever.
+  ~MpiWorld();
+  MpiWorld(const MpiWorld&) = delete;
+  MpiWorld& operator=(const MpiWorld&) = delete;
+
+  Transport& transport();
+  /// When MPI has not returned from a call for `limit`, `then` runs in a thread of its own, and after it leave(1).
+  /// Without this call: after a minute, saying nothing.
+  void when_stuck(std::chrono::milliseconds limit, std::function<void()> then);
+  /// First line of the library's own description of itself.
+  [[nodiscard]] std::string library() const;
+  /// Ends the process at once, without MPI_Finalize, destructors or exit handlers: the way out after a failure. Stdio
+  /// is flushed. A launcher without recovery options then ends the other ranks.
+  [[noreturn]] void leave(int status) noexcept;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace routepack
