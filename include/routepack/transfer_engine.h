@@ -143,13 +143,15 @@ struct TransferStatus {
   std::optional<TransferFailure> failure;
 };
 
-/// State in host memory, messages over `transport`; both must outlive it.
+/// State in host memory, messages over `transport`; both must outlive it. After a failed move peers may still read the
+/// live bytes: they must stay until the transport has been destroyed.
 std::unique_ptr<StateMover> make_host_mover(Transport& transport, const GridLayout& layout, RankState& state);
 
 class TransferEngine {
  public:
-  /// All ranks make theirs with the same layout, placement and epoch; move() compares them. `transport` and `state`
-  /// must outlive the engine. @throws InvalidInput for shapes that differ, a grid of another size than the transport
+  /// One engine at a time per transport. All ranks make theirs with the same layout, placement and epoch; move()
+  /// compares them. `transport` and `state` must outlive the engine. @throws InvalidInput for shapes that differ, a
+  /// grid of another size than the transport
   TransferEngine(Transport& transport, GridLayout layout, RankState& state, Placement placement, std::int64_t epoch,
                  TransferOptions options = {});
   /// The same with other memory or messages than host memory over a Transport.

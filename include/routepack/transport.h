@@ -49,6 +49,12 @@ class Postbox {
   virtual void post(std::int32_t to, std::span<const std::byte> bytes) = 0;
   /// The next note that has arrived.
   virtual std::optional<Note> note() = 0;
+
+  /// Numbers the moves over this box, whichever engine makes them, so that notes of one are not taken for another's.
+  std::uint32_t next_move() { return ++moves_; }
+
+ private:
+  std::uint32_t moves_ = 0;
 };
 
 /// One rank's end of a network that also carries bulk messages. Every call returns at once; waiting is the caller's,

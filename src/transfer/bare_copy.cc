@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "transfer/host_mover.h"
+#include "transfer/staging.h"
+
 namespace routepack {
 namespace {
 
-constexpr std::size_t kChunk = std::size_t{1} << 20;
+constexpr auto kChunk = static_cast<std::size_t>(HostMover::kChunkBytes);
 
 template <class Use>
 void for_each_chunk(std::span<std::byte> bytes, const Use& use) {
@@ -29,7 +32,10 @@ std::span<std::byte> BareCopy::live(const Copy& copy, bool source) {
 void BareCopy::run(const std::vector<LayerSchedule>& schedule) {
   std::int64_t most = 0;
   for (const LayerSchedule& layer : schedule) most = std::max(most, layer.staging_bytes);
-  if (staging_.size() < static_cast<std::size_t>(most)) staging_.resize(static_cast<std::size_t>(most));
+  if (staging_size_ < static_cast<std::size_t>(most)) {
+    staging_size_ = static_cast<std::size_t>(most);
+    staging_ = staging_memory(staging_size_);
+  }
   for (const LayerSchedule& layer : schedule) {
     run_hop(layer, 1);
     run_hop(layer, 2);
@@ -40,8 +46,8 @@ void BareCopy::run(const std::vector<LayerSchedule>& schedule) {
 
 void BareCopy::run_hop(const LayerSchedule& layer, std::int32_t hop) {
   const auto staged = [&](const Copy& copy) {
-    return std::span(staging_).subspan(static_cast<std::size_t>(copy.staging_offset),
-                                       static_cast<std::size_t>(copy.bytes));
+    return std::span(staging_.get(), staging_size_)
+        .subspan(static_cast<std::size_t>(copy.staging_offset), static_cast<std::size_t>(copy.bytes));
   };
   for (const Copy& copy : layer.copies) {
     if (copy.hop != hop || copy.piece.tensor == layout_.canary()) continue;
@@ -65,7 +71,7 @@ void BareCopy::run_hop(const LayerSchedule& layer, std::int32_t hop) {
 void BareCopy::commit(const LayerSchedule& layer) {
   for (const Copy& copy : layer.copies) {
     if (!copy.to_final || copy.kind == CopyKind::Send || copy.piece.tensor == layout_.canary()) continue;
-    std::memcpy(live(copy, false).data(), staging_.data() + copy.staging_offset, static_cast<std::size_t>(copy.bytes));
+    std::memcpy(live(copy, false).data(), staging_.get() + copy.staging_offset, static_cast<std::size_t>(copy.bytes));
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -35,7 +36,8 @@ class BareCopy {
   RankState& state_;
   std::chrono::milliseconds patience_;
   Meeting meeting_;
-  std::vector<std::byte> staging_;
+  std::shared_ptr<std::byte[]> staging_;
+  std::size_t staging_size_ = 0;
   std::vector<Transport::Ticket> open_;
 };
 

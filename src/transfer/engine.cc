@@ -41,6 +41,7 @@ class TransferEngine::Impl {
       : layout_(std::move(layout)),
         mover_(std::move(mover)),
         options_(options),
+        postbox_(postbox),
         council_(postbox),
         placement_(std::move(placement)),
         epoch_(epoch) {
@@ -71,7 +72,7 @@ class TransferEngine::Impl {
           "new engine on a new transport");
     }
     const Placement from = placement();
-    council_.open(++moves_);
+    council_.open(postbox_.next_move());
     Move move(council_, *mover_, layout_, {from, to, this->epoch(), epoch}, options_,
               [this](TransferPhase phase, std::int32_t layer, const std::vector<LayerState>& layers) {
                 const std::scoped_lock lock(mutex_);
@@ -111,9 +112,9 @@ class TransferEngine::Impl {
   const GridLayout layout_;
   std::unique_ptr<StateMover> mover_;
   const TransferOptions options_;
+  Postbox& postbox_;
   Council council_;
   bool spent_ = false;
-  std::uint32_t moves_ = 0;
 
   mutable std::mutex mutex_;  // for what follows
   Placement placement_;

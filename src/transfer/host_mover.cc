@@ -11,6 +11,7 @@
 
 #include "core/assert.h"
 #include "routepack/error.h"
+#include "transfer/staging.h"
 
 namespace routepack {
 namespace {
@@ -192,7 +193,7 @@ void HostMover::stage(std::span<const LayerSchedule> layers) {
   bytes = std::max(bytes, largest_layer_);
   if (bytes > staging_size_) {
     staging_.reset();  // never two of them at a time
-    staging_ = std::make_shared_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+    staging_ = staging_memory(static_cast<std::size_t>(bytes));
     staging_size_ = bytes;
   }
 }

@@ -15,7 +15,7 @@ namespace routepack {
 class HostMover final : public StateMover {
  public:
   /// A message carries at most so much: what was just copied is hashed while it is still in the second-level cache.
-  static constexpr std::int64_t kChunkBytes = 1 << 20;
+  static constexpr std::int64_t kChunkBytes = 512 << 10;
 
   HostMover(Transport& transport, const GridLayout& layout, RankState& state);
   ~HostMover() override;

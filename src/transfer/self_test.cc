@@ -107,7 +107,7 @@ class Tester {
     Placement at = home_;
     for (std::int32_t move = 0; move <= options_.moves; ++move) {
       const Placement to = move < options_.moves ? random_placement(layout_, options_.seed, move) : home_;
-      Tally tally = try_move(at, to, move + 1);
+      Tally tally = try_move(at, to);
       if (tally.problem[0] == 0) tally = try_bare(at, to, tally);
       if (!add(tally, report)) return;
       ++report.moves;
@@ -117,17 +117,22 @@ class Tester {
   }
 
  private:
-  /// The engine's move, looked at byte by byte.
-  Tally try_move(const Placement& from, const Placement& to, std::int64_t epoch) {
+  /// The engine's move, looked at byte by byte: there and back, which makes staging warm, and there again, timed.
+  Tally try_move(const Placement& from, const Placement& to) {
+    for (const Placement* const next : {&to, &from}) {
+      move(*next);
+      Tally tally;
+      look(*next, tally);
+      tally = agreed(tally);
+      if (tally.problem[0] != 0) return tally;
+    }
     Tally tally;
     const TrafficForecast forecast = forecast_traffic(layout_, from, to, options_.transfer.route);
     const RankLoad& promise = forecast.ranks[static_cast<std::size_t>(transport_.rank())];
     meeting_.barrier();
     const auto begin = Clock::now();
-    const TransferOutcome outcome = engine_.move(to, epoch);
+    const TransferOutcome outcome = move(to);
     tally.slowest[kMove] = seconds_since(begin);
-    // Ranks that failed may not be able to talk: what they know, they agreed on before they gave up.
-    if (!outcome.complete) throw Error(described(outcome, epoch));
     tally.slowest[kPrepare] = outcome.prepare_seconds;
     tally.slowest[kTransfer] = outcome.transfer_seconds;
     tally.slowest[kVerify] = outcome.verify_seconds;
@@ -139,11 +144,22 @@ class Tester {
     tally.staging = outcome.staging_bytes;
     tally.promised = options_.transfer.atomic == Atomic::Step ? promise.staging_total : promise.staging_peak;
     check_promise(tally, promise);
-    const auto looked = Clock::now();
-    if (const auto wrong = state_.mismatch(to)) tally.complain(fmt::format("after move {}: {}", epoch, *wrong));
-    if (engine_.placement() != to) tally.complain(fmt::format("after move {}: the engine names other slots", epoch));
-    tally.slowest[kCheck] = seconds_since(looked);
+    look(to, tally);
     return agreed(tally);
+  }
+
+  TransferOutcome move(const Placement& to) {
+    TransferOutcome outcome = engine_.move(to, ++epoch_);
+    // Ranks that failed may not be able to talk: what they know, they agreed on before they gave up.
+    if (!outcome.complete) throw Error(described(outcome, epoch_));
+    return outcome;
+  }
+
+  void look(const Placement& at, Tally& tally) {
+    const auto begin = Clock::now();
+    if (const auto wrong = state_.mismatch(at)) tally.complain(fmt::format("after move {}: {}", epoch_, *wrong));
+    if (engine_.placement() != at) tally.complain(fmt::format("after move {}: the engine names other slots", epoch_));
+    tally.slowest[kCheck] = seconds_since(begin);
   }
 
   void check_promise(Tally& tally, const RankLoad& promise) const {
@@ -219,6 +235,7 @@ class Tester {
   BareCopy& bare_;
   Meeting& meeting_;
   TransferEngine engine_;
+  std::int64_t epoch_ = 0;
 };
 
 }  // namespace

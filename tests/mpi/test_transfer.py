@@ -18,7 +18,7 @@ LONG = bool(os.environ.get("ROUTEPACK_LONG"))
 
 
 def run(folder, flavour, ranks, *arguments, **options):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     job = launch.launch(flavour, ranks, [launch.program("transfer_check", flavour), folder, *arguments], **options)
     reports = {int(path.stem.split("-")[1]): json.loads(path.read_text()) for path in folder.glob("report-*.json")}
     assert not list(folder.glob("*.part"))
@@ -53,6 +53,16 @@ def messages_of(tmp_path_factory):
     return count
 
 
+def kill(folder, flavour, size, victim, index):
+    """The job and its reports. On a busy machine a healthy rank may be slower than the timeout: then once more, patiently."""
+    for timeout_ms in (TIMEOUT_MS, 6 * TIMEOUT_MS):
+        job, reports = run(folder / f"in-{timeout_ms}-ms", flavour, 3, "kill", 3, 1, SIZES[size], victim, index, timeout_ms,
+                           recovery=True, timeout=90)
+        if all(set(report.get("silent", [])) <= {victim} for report in reports.values()):
+            break
+    return job, reports
+
+
 def check_survivors(job, reports, victim):
     assert victim not in reports, "it sent fewer messages than that"
     assert sorted(reports) == sorted(set(range(3)) - {victim}), (job.returncode, job.stderr)
@@ -60,7 +70,7 @@ def check_survivors(job, reports, victim):
         assert "what" not in report, report
         assert report["untrue"] == ""
         assert set(report["layers"]) <= {"old", "new"}
-        assert report["seconds"] < 10 * TIMEOUT_MS / 1000 + 10  # no more than a hang would be
+        assert report["seconds"] < 60 * TIMEOUT_MS / 1000 + 10  # no more than a hang would be
         if report["complete"]:
             # The victim had said that all is written, and so had the others.
             assert all(set(other["layers"]) == {"new"} for other in reports.values())
@@ -89,9 +99,7 @@ def test_a_killed_rank_leaves_survivors_that_agree_and_never_call_done_what_is_n
 ):
     count = messages_of(flavour, size, victim)
     index = {"first": 0, "middle": count // 2, "last": count - 1}[where]
-    job, reports = run(tmp_path / "reports", flavour, 3, "kill", 3, 1, SIZES[size], victim, index, TIMEOUT_MS,
-                       recovery=True, timeout=60)
-    check_survivors(job, reports, victim)
+    check_survivors(*kill(tmp_path, flavour, size, victim, index), victim)
 
 
 @pytest.mark.skipif(not LONG, reason="every index takes long: ROUTEPACK_LONG=1")
@@ -99,9 +107,7 @@ def test_a_killed_rank_leaves_survivors_that_agree_and_never_call_done_what_is_n
 def test_a_rank_killed_at_any_message_leaves_survivors_that_agree(tmp_path, messages_of, flavour, victim):
     count = messages_of(flavour, "small", victim)
     for index in range(count):
-        job, reports = run(tmp_path / f"at-{index}", flavour, 3, "kill", 3, 1, SIZES["small"], victim, index, TIMEOUT_MS,
-                           recovery=True, timeout=60)
-        check_survivors(job, reports, victim)
+        check_survivors(*kill(tmp_path / f"at-{index}", flavour, "small", victim, index), victim)
 
 
 def test_a_job_launched_as_usual_ends_with_a_failure_when_a_rank_is_killed(tmp_path, messages_of, flavour):
