@@ -30,6 +30,7 @@ struct ExpertGrid {
 };
 
 /// Element types of trainers' state, by their safetensors names.
+// NOLINTNEXTLINE(readability-identifier-naming)
 enum class ScalarType { U8, I8, I16, U16, I32, I64, F16, BF16, F32, F64, F8_E4M3, F8_E5M2, F8_E8M0 };
 std::int64_t bytes_of(ScalarType type);
 constexpr auto choices(ScalarType) {

@@ -57,7 +57,8 @@ class TransferEngine::Impl {
     const std::int32_t first = layout_.grid().ep_rank(postbox.rank()) * layout_.slots();
     for (const LayerId l : IdRange<LayerId>(layout_.layers())) {
       for (std::int32_t slot = 0; slot < layout_.slots(); ++slot) {
-        mover_->set_canary(l, slot, placement_.physical_to_logical()[l][static_cast<std::size_t>(first + slot)]);
+        const auto index = static_cast<std::size_t>(first) + static_cast<std::size_t>(slot);
+        mover_->set_canary(l, slot, placement_.physical_to_logical()[l][index]);
       }
     }
     status_.epoch = epoch;

@@ -181,7 +181,8 @@ std::optional<TransferFailure> Move::fitness() {
   const std::int32_t first = layout_.grid().ep_rank(council_.rank()) * layout_.slots();
   for (const LayerId l : IdRange<LayerId>(layout_.layers())) {
     for (std::int32_t slot = 0; slot < layout_.slots(); ++slot) {
-      const auto wanted = maps_.from.physical_to_logical()[l][static_cast<std::size_t>(first + slot)];
+      const auto index = static_cast<std::size_t>(first) + static_cast<std::size_t>(slot);
+      const auto wanted = maps_.from.physical_to_logical()[l][index];
       const auto found = mover_.canary(l, slot);
       if (found == std::array<std::int64_t, 2>{l.value(), wanted.value()}) continue;
       return failure(

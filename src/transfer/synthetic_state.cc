@@ -134,7 +134,8 @@ std::int64_t SyntheticState::begin_of(LayerId layer, std::int32_t local_slot, st
 }
 
 ExpertId SyntheticState::expert_in(const Placement& placement, LayerId layer, std::int32_t local_slot) const {
-  return placement.physical_to_logical()[layer][static_cast<std::size_t>(ep_rank_ * layout_.slots() + local_slot)];
+  const std::int32_t slot = ep_rank_ * layout_.slots() + local_slot;
+  return placement.physical_to_logical()[layer][static_cast<std::size_t>(slot)];
 }
 
 void SyntheticState::require_fits(const Placement& placement) const {
