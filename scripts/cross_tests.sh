@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests of the Python package, and tests against other people's implementations; both need packages from PyPI. Without
-# PyPI they are skipped, loudly; so are the tests with torch where its CPU build is not at hand.
+# PyPI they are skipped, loudly; so are the tests with torch where its CPU build is not at hand, and with Megatron-Core.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,7 +23,11 @@ export ROUTEPACK_BIN=$PWD/build/release/bin/routepack
 .venv/bin/python -m pytest -q -p no:cacheprovider tests/cross
 .venv/bin/python -m pytest -q -p no:cacheprovider python/tests
 if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
-  banner "SKIPPED: the tests that read and write torch files, and those with torch tensors." \
+  banner "SKIPPED: the tests that read and write torch files, those with torch tensors, and those that train and move experts." \
     "pip found no CPU build of $(grep -v '^#' requirements/torch.txt); requirements/README.md says how to give it one." \
+    "All other tests counted."
+elif ! .venv/bin/python -c 'import megatron.core' 2>/dev/null; then
+  banner "SKIPPED: the tests against the real Megatron-Core." \
+    "pip found no $(grep -v '^#' requirements/megatron.txt) for this Python (3.11 has one)." \
     "All other tests counted."
 fi

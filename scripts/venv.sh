@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes .venv with the tools of requirements/dev.txt, and with torch where its CPU build is at hand (the builds for GPUs
-# take gigabytes). Idempotent: asks the package index only when a list changed.
+# Makes .venv with the tools of requirements/dev.txt, with torch where its CPU build is at hand (the builds for GPUs
+# take gigabytes), and then with Megatron-Core. Idempotent: asks the package index only when a list changed.
 # Exit status 3: the package index could not be reached.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-/usr/bin/python3}
 
 stamp=.venv/routepack-requirements.txt
-if [[ -x .venv/bin/python ]] && cmp -s <(cat requirements/dev.txt requirements/torch.txt) "$stamp"; then
+if [[ -x .venv/bin/python ]] && cmp -s <(cat requirements/*.txt) "$stamp"; then
   echo "venv: .venv is up to date"
   exit 0
 fi
@@ -29,4 +29,11 @@ if "${pip[@]}" -r requirements/torch.txt -c <(grep -v '^#' requirements/torch.tx
 else
   echo "venv: no CPU build of torch was found: tests with torch will be skipped" >&2
 fi
-cat requirements/dev.txt requirements/torch.txt >"$stamp"
+# Of what it asks for, torch, numpy and packaging are all that the tests meet.
+if .venv/bin/python -c 'import torch' 2>/dev/null &&
+  "${pip[@]}" --no-deps --only-binary :all: -r requirements/megatron.txt </dev/null 2>build/venv-megatron.log; then
+  echo "venv: installed Megatron-Core into .venv"
+else
+  echo "venv: no Megatron-Core for this Python was found: tests against it will be skipped" >&2
+fi
+cat requirements/*.txt >"$stamp"

@@ -50,6 +50,10 @@ struct List {
     fields.push_back({name, "bool", help, value ? "True" : "False"});
   }
   template <class Help>
+  void bytes(const char* name, std::int64_t value, std::int64_t max, Help help) {
+    integer(name, value, 0, max, help);
+  }
+  template <class Help>
   void text(const char* name, const std::string& value, Help help) {
     fields.push_back({name, "str", help, fmt::format("'{}'", value)});
   }
@@ -77,6 +81,9 @@ struct Read {
   }
   void flag(std::string_view name, bool value, std::string_view) {
     if (name == wanted) result = nb::bool_(value);
+  }
+  void bytes(std::string_view name, std::int64_t value, std::int64_t max, std::string_view help) {
+    integer(name, value, 0, max, help);
   }
   void text(std::string_view name, const std::string& value, std::string_view) {
     if (name == wanted) result = nb::str(value.data(), value.size());
@@ -109,6 +116,10 @@ struct Write {
     const bool real = !nb::isinstance<nb::bool_>(value) && nb::try_cast<double>(value, given);
     if (!real || !(given >= min && given <= max)) refuse(fmt::format("a number from {} to {}", min, max));
     field = given;
+  }
+  /// A size with a unit, as the command line takes it, or a number of bytes.
+  void bytes(std::string_view name, std::int64_t& field, std::int64_t max, std::string_view help) const {
+    integer(name, field, 0, max, help);
   }
   void text(std::string_view name, std::string& field, std::string_view) const {
     if (name == wanted && !nb::try_cast<std::string>(value, field)) refuse("text");

@@ -174,11 +174,14 @@ void Conductor::phase_begins(Phase phase) {
   end_phase();
   phase_ = kPhaseNames[static_cast<std::size_t>(phase)];
   if (phase == Phase::Seed && ++layouts_ == windows_) end_->layouts_exist();
-  report_progress({phase_, {}});
+  if (phase < Phase::Search) best_ = gap_ = kNoLayout;  // of another window, or of another try
+  report_progress({phase_, {.best = best_, .gap = gap_}});
 }
 
 void Conductor::level_ends(const SearchProgress& progress) {
   leave_if_cancelled();
+  best_ = progress.best;
+  gap_ = progress.gap;
   report_progress({phase_, progress});
 }
 
@@ -219,10 +222,11 @@ void bind_run(nb::module_& module) {
           "acceptance", [](const Progress& self) { return self.search.acceptance; },
           "Accepted of the proposals of this level")
       .def_prop_ro(
-          "best", [](const Progress& self) { return self.search.best; }, "First component of the best score so far")
+          "best", [](const Progress& self) { return self.search.best; },
+          "First component of the best score so far; inf before there is a layout")
       .def_prop_ro(
           "gap", [](const Progress& self) { return self.search.gap; },
-          "Of that to the bound with the placement there is")
+          "Of that to the bound with the placement there is; inf before there is a layout")
       .def_prop_ro(
           "proposals", [](const Progress& self) { return self.search.proposals; }, "Moves priced so far")
       .def("__repr__", [](const Progress& self) {

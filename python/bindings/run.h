@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -42,10 +43,13 @@ class Switch {
   bool taken_ = false, cut_ = false, cancelled_ = false, layouts_exist_ = false;
 };
 
+/// The score of no layout.
+inline constexpr double kNoLayout = std::numeric_limits<double>::infinity();
+
 /// What a progress callable is told.
 struct Progress {
   std::string phase;
-  SearchProgress search;  ///< zeros at the beginning of a phase
+  SearchProgress search;  ///< zeros at the beginning of a phase, but for what is known of the layout in the making
 };
 
 /// Runs a piece of planning. In the main thread the work goes to a thread of its own and this one looks after signals
@@ -91,6 +95,7 @@ class Conductor : public Observer {
 
   std::vector<std::pair<std::string, double>> timings_ms_;
   std::string phase_;
+  double best_ = kNoLayout, gap_ = kNoLayout;  // of the layout in the making
   Clock::time_point begun_ = Clock::now(), phase_begun_ = begun_;
 };
 

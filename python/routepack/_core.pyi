@@ -596,7 +596,7 @@ class PlanParams:
     @property
     def expert_bytes(self) -> int:
         """
-        bytes of state that move with one expert (0 = not known) (0 to 1125899906842624)
+        state that moves with one expert, in bytes or like 66MB (0 = as the model says) (0 to 1125899906842624)
         """
 
     @expert_bytes.setter
@@ -605,7 +605,7 @@ class PlanParams:
     @property
     def model(self) -> str:
         """
-        preset whose widths give the bytes of an expert (see generate --list-models)
+        preset whose widths give the bytes of an expert (see generate --list-models; empty = as the window says)
         """
 
     @model.setter
@@ -751,11 +751,13 @@ class Progress:
 
     @property
     def best(self) -> float:
-        """First component of the best score so far"""
+        """First component of the best score so far; inf before there is a layout"""
 
     @property
     def gap(self) -> float:
-        """Of that to the bound with the placement there is"""
+        """
+        Of that to the bound with the placement there is; inf before there is a layout
+        """
 
     @property
     def proposals(self) -> int:
@@ -1080,3 +1082,314 @@ def plan_many(windows: Sequence[Window], topology: Topology, *, capacity: int, c
     >>> first.placement == second.placement
     True
     """
+
+class ExpertParameter:
+    """One trainable tensor of an expert."""
+
+    def __init__(self, name: str, shape: Sequence[int]) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> list[int]: ...
+
+    @property
+    def elements(self) -> int: ...
+
+class ExpertTensor:
+    """One tensor of expert state, contiguous per expert."""
+
+    def __init__(self, name: str, role: str, type: str, spread: str, elements: int, parameter: int | None = None) -> None:
+        """
+        `elements` of one expert over all lanes; `parameter` is an index, needed when sharded.
+        """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def spread(self) -> str: ...
+
+    @property
+    def elements(self) -> int: ...
+
+    @property
+    def parameter(self) -> int | None: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+class MegatronBuffers:
+    """How Megatron-Core lays expert parameters into flat buffers."""
+
+    def __init__(self, *, registration: str = 'grouped', bucket_elements: int | None = None, high_bus_bandwidth: bool = False, start_alignment: int = 64, chunks: Sequence[Sequence[int]] = []) -> None: ...
+
+class TrainerFacts:
+    """Facts about a trainer that forbid moving its experts."""
+
+    def __init__(self, *, fully_sharded: bool = False, weight_remat: int = 1, experts_differ: bool = False, replay_in_flight: bool = False, offloaded: bool = False, params_gather_pending: bool = False) -> None: ...
+
+    def refuse_unmovable(self) -> None:
+        """Raises InvalidInput naming the fact and what to do, or returns."""
+
+class GridLayout:
+    """Where every byte of expert state lies on an EP × EDP grid."""
+
+    @staticmethod
+    def megatron(*, ep: int, edp: int, layers: int, slots: int, parameters: Sequence[ExpertParameter], tensors: Sequence[ExpertTensor], buffers: MegatronBuffers) -> GridLayout:
+        """Lane ranges by Megatron's rules."""
+
+    @staticmethod
+    def explicit_ranges(*, ep: int, edp: int, layers: int, slots: int, parameters: Sequence[ExpertParameter], tensors: Sequence[ExpertTensor], ranges: Sequence[Sequence[tuple[int, int, int]]]) -> GridLayout:
+        """
+        Lane ranges as the trainer has them: for [layer, slot, parameter] flattened, a list of
+        (lane, begin, end) in elements.
+        """
+
+    @staticmethod
+    def adam(*, ep: int, edp: int, layers: int, slots: int, hidden: int, width: int) -> GridLayout:
+        """
+        bf16 weights, fp32 master weights and two moments of a gated FFN in one Megatron buffer.
+
+        >>> layout = GridLayout.adam(ep=4, edp=2, layers=1, slots=2, hidden=16, width=12)
+        >>> layout.lanes_of(0, 1, 0)
+        [(0, 0, 192), (1, 192, 384)]
+        """
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> GridLayout:
+        """Reads a layout file."""
+
+    def save(self, path: str | os.PathLike) -> None: ...
+
+    def to_json(self) -> str: ...
+
+    @property
+    def ep(self) -> int: ...
+
+    @property
+    def edp(self) -> int: ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def slots(self) -> int:
+        """n, local slots per rank"""
+
+    @property
+    def experts(self) -> int: ...
+
+    @property
+    def canary(self) -> int:
+        """Index of the canary among the tensors"""
+
+    @property
+    def parameters(self) -> list[ExpertParameter]: ...
+
+    @property
+    def tensors(self) -> list[ExpertTensor]:
+        """With the canary, which is last"""
+
+    def lanes_of(self, layer: int, local_slot: int, parameter: int) -> list[tuple[int, int, int]]:
+        """Who owns what of a parameter: (lane, begin, end) in elements."""
+
+    def bytes_on(self, layer: int, local_slot: int, tensor: int, lane: int) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def __eq__(self, arg: object, /) -> bool: ...
+
+class LayerSchedule:
+    """What one rank does in one layer, in order."""
+
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def copies(self) -> numpy.typing.NDArray[Any]:
+        """Structured array; kind 0 is local, 1 send, 2 receive"""
+
+    @property
+    def staging_bytes(self) -> int: ...
+
+    @property
+    def transit_bytes(self) -> int: ...
+
+def schedule_moves(layout: GridLayout, before: Placement, after: Placement, rank: int, route: str = 'two-hop') -> list[LayerSchedule]:
+    """
+    One rank's copies from one placement to another, layer by layer. All ranks compute theirs alone.
+
+    >>> layout = GridLayout.adam(ep=2, edp=2, layers=1, slots=1, hidden=16, width=12)
+    >>> before = Placement.identity(layers=1, experts=2, ranks=2)
+    >>> after = Placement.from_maps(ranks=2, physical_to_logical=np.array([[1, 0]], dtype=np.int32))
+    >>> (layer,) = schedule_moves(layout, before, after, rank=0)
+    >>> layer.copies[["kind", "peer", "tensor", "bytes"]][0].item()
+    (1, 1, 0, 768)
+    """
+
+class LinkTraffic:
+    """Bytes and messages by the links that they use."""
+
+    @property
+    def local(self) -> int: ...
+
+    @property
+    def across_ep(self) -> int: ...
+
+    @property
+    def within_edp(self) -> int: ...
+
+    @property
+    def across_both(self) -> int: ...
+
+    @property
+    def between_nodes(self) -> int: ...
+
+    @property
+    def overhead(self) -> int: ...
+
+    @property
+    def messages(self) -> int: ...
+
+class RankLoad:
+    """What one rank sends, receives and stages."""
+
+    @property
+    def out(self) -> LinkTraffic: ...
+
+    @property
+    def staging_peak(self) -> int: ...
+
+    @property
+    def staging_total(self) -> int: ...
+
+class TrafficForecast:
+    """A whole move, known before anything runs."""
+
+    @property
+    def ranks(self) -> list[RankLoad]: ...
+
+    @property
+    def total(self) -> LinkTraffic: ...
+
+    @property
+    def moved_experts(self) -> int: ...
+
+    @property
+    def local_experts(self) -> int: ...
+
+    @property
+    def layers(self) -> int: ...
+
+def forecast_traffic(layout: GridLayout, before: Placement, after: Placement, route: str = 'two-hop', ranks_per_node: int = 0) -> TrafficForecast:
+    """
+    Bytes and messages of a whole move by links, before anything runs.
+
+    >>> layout = GridLayout.adam(ep=2, edp=2, layers=1, slots=1, hidden=16, width=12)
+    >>> before = Placement.identity(layers=1, experts=2, ranks=2)
+    >>> after = Placement.from_maps(ranks=2, physical_to_logical=np.array([[1, 0]], dtype=np.int32))
+    >>> traffic = forecast_traffic(layout, before, after)
+    >>> traffic.moved_experts, traffic.total.across_ep, traffic.total.within_edp
+    (2, 18432, 0)
+    """
+
+def piece_checksum(*, layer: int, expert: int, tensor: int, from_slot: int, to_slot: int, begin: int, bytes: Any) -> int:
+    """XXH3-64 of uint8 host memory, seeded by which piece it is."""
+
+class TransferFailure:
+    """Where the first failure was; -1: does not apply."""
+
+    def __init__(self, what: str, rank: int = -1, layer: int = -1, expert: int = -1, tensor: int = -1) -> None: ...
+
+    @property
+    def phase(self) -> str: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def expert(self) -> int: ...
+
+    @property
+    def tensor(self) -> int: ...
+
+    @property
+    def what(self) -> str: ...
+
+    def __repr__(self) -> str: ...
+
+class TransferOutcome:
+    """How a move ended on this rank."""
+
+    @property
+    def complete(self) -> bool:
+        """Every layer is new on every rank, and every rank said so"""
+
+    @property
+    def layers(self) -> list[str]:
+        """'old', 'new' or 'torn' per layer"""
+
+    @property
+    def failure(self) -> TransferFailure | None: ...
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that did not answer"""
+
+    @property
+    def bytes_sent(self) -> int: ...
+
+    @property
+    def bytes_received(self) -> int: ...
+
+    @property
+    def bytes_local(self) -> int: ...
+
+    @property
+    def staging_bytes(self) -> int: ...
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """By phase"""
+
+class TransferEngine:
+    """Moves expert state exactly, or not at all. One per rank."""
+
+    def __init__(self, postbox: Any, layout: GridLayout, mover: Any, placement: Placement, epoch: int, *, route: str = 'two-hop', atomic: str = 'layer', staging_limit: int | None = None, timeout_ms: int = 60000, read_back: bool = False) -> None:
+        """
+        `postbox` and `mover` have the methods of routepack.transfer.Postbox and TorchMover. `timeout_ms` must be
+        longer than the longest layer takes (with atomic='step': the whole move).
+        """
+
+    def move(self, to: Placement, epoch: int) -> TransferOutcome:
+        """
+        Collective: every rank calls it with the same arguments at a step boundary.
+        """
+
+    @property
+    def placement(self) -> Placement:
+        """What the slots hold now"""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def phase(self) -> str: ...
+
+    @property
+    def layers(self) -> list[str]: ...
+
+    @property
+    def failure(self) -> TransferFailure | None: ...

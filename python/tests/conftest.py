@@ -7,12 +7,17 @@ import csv
 import lzma
 import os
 import pathlib
+import signal
 from typing import Any
 
 import hypothesis
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+# What a shell starts with & ignores Ctrl-C, and so would every process of the tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

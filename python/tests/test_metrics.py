@@ -14,7 +14,7 @@ import routepack
 #: Renaming one breaks people's dashboards.
 NAMES = {
     "attention", "bound", "bound_fixed_placement", "complete", "cv_global", "cv_global_before", "dummies",
-    "ep_efficiency", "expert_peak_sum", "gap", "joint", "moved_experts", "moved_fraction", "moved_local", "ms_check",
+    "ep_efficiency", "expert_peak_sum", "gap", "joint", "moved_bytes", "moved_experts", "moved_fraction", "moved_local", "ms_check",
     "ms_demand", "ms_loads", "ms_place", "ms_refine", "ms_rows", "ms_search", "ms_seed", "ms_total", "rows",
     "rows_lower_bound", "search_accepted", "search_proposals", "search_seed", "tail_peak", "total", "worst_row",
 }  # fmt: skip

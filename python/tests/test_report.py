@@ -348,6 +348,7 @@ def test_a_recorded_search_is_drawn_over_time(window, cost, tmp_path):
     assert sum(e["ph"] == "C" for e in events) == len(line["x"])
     recording.save(tmp_path / "steps.jsonl")
     assert load_steps(tmp_path / "steps.jsonl") == recording.steps
+    assert "Infinity" not in (tmp_path / "steps.jsonl").read_text() and recording.steps[0].best == float("inf")
 
 
 def test_a_plan_is_made_again_to_see_its_search(plan, window, window_path, cost, tmp_path):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import array
 import gc
 import weakref
 from typing import Any
@@ -33,6 +34,53 @@ def test_counts_are_the_callers_memory(dtype):
     assert window.counts.dtype == np.dtype("uint32" if dtype == "int32" else dtype)
     np.testing.assert_array_equal(window.counts, counts)
     assert not window.counts.flags.writeable
+
+
+class Tensor:
+    """What another library's tensor looks like: DLPack, on a device of the test's choice."""
+
+    def __init__(self, values: np.ndarray[Any, Any], device: int = 1) -> None:
+        self._values, self._device = values, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device, 0
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._values.__dlpack__(**options)
+
+
+def test_tensors_with_dlpack_are_used_where_they_are():
+    counts, lengths = arrays()["counts"], arrays()["lengths"]
+    window = routepack.Window.from_arrays(**arrays(counts=Tensor(counts), lengths=Tensor(lengths)))
+    assert np.shares_memory(window.counts, counts) and np.shares_memory(window.lengths, lengths)
+
+
+@pytest.mark.parametrize("name", ["counts", "lengths"])
+def test_a_tensor_on_a_gpu_is_refused_with_what_to_do(name):
+    cuda = 2
+    with pytest.raises(routepack.InvalidInput, match=rf"{name}: found a tensor on a device .*; tensor.cpu\(\) copies it there"):
+        routepack.Window.from_arrays(**arrays(**{name: Tensor(arrays()[name], cuda)}))
+
+
+def test_the_buffer_protocol_is_enough():
+    values = array.array("H", [1, 2, 2, 0, 6, 0])
+    window = routepack.Window.from_arrays(**arrays(counts=memoryview(values).cast("B").cast("H", shape=[2, 1, 3])))
+    assert np.shares_memory(window.counts, np.frombuffer(values, dtype=np.uint16))
+
+
+def test_torch_tensors_are_used_where_they_are():
+    torch = pytest.importorskip("torch")
+    counts = torch.tensor([[[1, 2, 2]], [[0, 6, 0]]], dtype=torch.int32)
+    window = routepack.Window.from_arrays(**arrays(counts=counts, lengths=torch.tensor([5, 6], dtype=torch.int32)))
+    assert window.counts.__array_interface__["data"][0] == counts.data_ptr()
+    assert torch.from_numpy(np.array(window.lengths)).tolist() == [5, 6]
+    for wrong, message in (
+        (counts.to(torch.int64), 'counts: found int64, wanted uint16, uint32 or int32; array.astype'),
+        (counts.to(torch.float32).requires_grad_(), r"counts: found a tensor that requires a gradient, wanted tensor.detach\(\)"),
+        (counts.transpose(0, 2), "counts: found strides"),
+    ):
+        with pytest.raises(routepack.InvalidInput, match=message):
+            routepack.Window.from_arrays(**arrays(counts=wrong))
 
 
 def test_every_tensor_comes_back(tmp_path):

@@ -223,8 +223,9 @@ void Move::run_hop(std::size_t index, std::int32_t hop) {
   try {
     mover_.start(layer, hop);
     wait([&](bool& progressed) { return mover_.advance(progressed); }, [&] { return mover_.waiting_for(); });
-  } catch (const PeerLost&) {
-    throw;  // wait() has translated those of peers; this one is about ourselves
+  } catch (const PeerLost& lost) {
+    if (lost.rank() == council_.rank()) throw;
+    throw Stopped{silence(lost.rank())};
   } catch (const Error& error) {
     throw Stopped{FailureRecord(
         failure(layer_, -1, -1, fmt::format("rank {}: layer {}: {}", council_.rank(), layer_, error.what())), false)};
@@ -398,7 +399,8 @@ void Move::wait(const Step& step, const Who& who) {
 FailureRecord Move::silence(std::int32_t rank) const {
   TransferFailure silent = failure(layer_, -1, -1, {});
   silent.rank = rank;
-  silent.what = fmt::format("rank {} did not answer within {} ms", rank, options_.timeout.count());
+  silent.what = rank < 0 ? std::string("the network does not carry notes any more")
+                         : fmt::format("rank {} did not answer within {} ms", rank, options_.timeout.count());
   return {silent, true};
 }
 
@@ -452,7 +454,13 @@ void Move::settle(FailureRecord record) {
   if (standing.failure.present == 0) {
     standing.failure = FailureRecord(failure(layer_, -1, -1, "another rank stopped without saying why"), true);
   }
-  if (standing.failure.silence != 0 && !outcome_.silent.empty()) standing.failure.rank = outcome_.silent.front();
+  // The first silence heard of may be second-hand: a rank that waited for one that waited for the dead.
+  if (standing.failure.silence != 0 && !outcome_.silent.empty()) {
+    FailureRecord direct = silence(outcome_.silent.front());
+    direct.phase = standing.failure.phase;
+    direct.layer = standing.failure.layer;
+    standing.failure = direct;
+  }
   outcome_.failure = standing.failure.failure();
   enter(TransferPhase::Failed);
 }

@@ -69,6 +69,10 @@ def convert(kind: str, paths: Sequence[Path], options: Options) -> Converted:
     """One window of all files, in their order.
 
     @raises FormatError, InvalidInput (ValueError), IoError (OSError): one line with file, sample, key, found, wanted
+
+    >>> np.save("ids.npy", np.array([[[0, 2]], [[2, 1]]], dtype=np.int32))  # a sample of two tokens
+    >>> convert("arrays", ["ids.npy"], Options(experts=4, rows="len")).window.counts.tolist()
+    [[[1, 1, 2, 0]]]
     """
     if not paths:
         raise InvalidInput("found no input file, wanted at least one")

@@ -39,15 +39,25 @@ __all__ = [
 
 
 def write_html(analysis: Analysis, path: str | os.PathLike[str], *, title: str = "RoutePack report") -> None:
-    """One self-contained page, written whole or not at all."""
+    """One self-contained page, written whole or not at all.
+
+    >>> write_html(analyse(plan, window), "report.html", title="step 7")
+    """
     _write_text(Path(path), to_html(analysis, title))
 
 
 def write_images(analysis: Analysis, folder: str | os.PathLike[str]) -> list[Path]:
-    """The main figures as PNG and SVG; the files written."""
+    """The main figures as PNG and SVG; the files written.
+
+    >>> sorted({path.suffix for path in write_images(analyse(plan, window), "figures")})
+    ['.png', '.svg']
+    """
     return _write_images(analysis, Path(folder))
 
 
 def write_trace(analysis: Analysis, path: str | os.PathLike[str]) -> None:
-    """The planner's phases in Chrome's trace format."""
+    """The planner's phases in Chrome's trace format.
+
+    >>> write_trace(analyse(plan, window), "trace.json")
+    """
     _write_text(Path(path), _trace_json(analysis))

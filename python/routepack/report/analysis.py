@@ -126,6 +126,10 @@ def analyse(
     `progress` are the steps of a `Recording` of this plan.
 
     :raises InvalidInput: for a plan of another window, or one that breaks a rule
+
+    >>> analysis = analyse(plan, window)
+    >>> analysis.after.rows, analysis.after.score == plan.score, analysis.before.score >= plan.score
+    (1, True, True)
     """
     checked = plan.evaluate(window)
     document = read_document(plan)

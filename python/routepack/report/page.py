@@ -63,6 +63,9 @@ def to_html(analysis: Analysis, title: str) -> str:
     """The whole page.
 
     :raises InvalidInput: when plotly, which brings plotly.js, is not installed
+
+    >>> to_html(routepack.report.analyse(plan, window), title="step 7").startswith("<!DOCTYPE html>")
+    True
     """
     library = _plotly_js()
     page = _Page()

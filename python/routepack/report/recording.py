@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -21,7 +22,7 @@ class Step:
     phase: str
     level: int
     proposals: int  #: moves tried so far in this search
-    best: float  #: first component of the best score so far
+    best: float  #: first component of the best score so far; inf before there is a layout
 
 
 class Recording:
@@ -44,10 +45,11 @@ class Recording:
         self.steps.append(Step(ms, progress.phase, progress.level, progress.proposals, progress.best))
 
     def save(self, path: Path) -> None:
-        """One JSON object per line."""
+        """One JSON object per line; `best` is null before there is a layout."""
         from routepack.report.images import write_text
 
-        write_text(Path(path), "".join(json.dumps(asdict(step)) + "\n" for step in self.steps))
+        lines = [{**asdict(step), "best": step.best if math.isfinite(step.best) else None} for step in self.steps]
+        write_text(Path(path), "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def load_steps(path: Path) -> list[Step]:
@@ -59,9 +61,8 @@ def load_steps(path: Path) -> list[Step]:
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         try:
             found = json.loads(line)
-            step = Step(
-                float(found["ms"]), str(found["phase"]), int(found["level"]), int(found["proposals"]), float(found["best"])
-            )
+            best = math.inf if found["best"] is None else float(found["best"])
+            step = Step(float(found["ms"]), str(found["phase"]), int(found["level"]), int(found["proposals"]), best)
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise routepack.FormatError(
                 f"{path}: line {number}: found no step of a search, wanted an object with ms, phase, level, proposals, best"
@@ -74,6 +75,9 @@ def replan(plan: routepack.Plan, window: routepack.Window) -> list[Step]:
     """Makes `plan` again from what it says of itself, to see how it came about. Takes as long as planning did.
 
     :raises InvalidInput: when the plan does not say how it was made, or comes out different
+
+    >>> [step.phase for step in replan(plan, window) if step.level == 0][:4]
+    ['demand', 'place', 'loads', 'rows']
     """
     document = read_document(plan)
     if plan.params is None:

@@ -15,6 +15,9 @@ def trace_events(analysis: Analysis) -> dict[str, Any]:
 
     Phases begin when they did where that was recorded. A plan file alone keeps how long each one took: then they
     follow one another.
+
+    >>> [event["name"] for event in trace_events(routepack.report.analyse(plan, window))["traceEvents"]][2:5]
+    ['plan', 'demand', 'place']
     """
     timings = analysis.timings_ms
     about = {"plan": analysis.plan_hash, "window": analysis.fingerprint, "rows": analysis.after.rows}

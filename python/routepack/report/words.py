@@ -40,7 +40,7 @@ def comparison(analysis: Analysis) -> list[list[str]]:
         line("expert-parallel efficiency", 4, "ep_efficiency"),
         line("busiest rank, summed over rows and layers", 0, "expert_peak_sum"),
         line("busiest rank of any row and layer", 0, "tail_peak"),
-        line("rank load over the step, cv", 4, "cv_global"),
+        line("spread of rank loads over the step (cv)", 4, "cv_global"),
         line("rows", 0, "rows"),
     ]
 
