@@ -3,6 +3,7 @@
 #include "cli/transfer.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -229,6 +230,31 @@ int print_self_test(const std::string& backend, const SelfTestJob& job, const Se
   return report.verified ? kFine : kRejected;
 }
 
+/// The system gives out more memory than it has, and ends whoever uses it.
+void require_memory(const SelfTestJob& job) {
+  const GridLayout& layout = job.layout;
+  double state = 0.0;  // bytes of all ranks
+  for (const LayerId l : IdRange<LayerId>(layout.layers())) {
+    for (std::int32_t slot = 0; slot < layout.slots(); ++slot) {
+      for (std::int32_t tensor = 0; tensor < std::ssize(layout.tensors()); ++tensor) {
+        for (std::int32_t lane = 0; lane < layout.grid().edp; ++lane) {
+          state += static_cast<double>(layout.bytes_on(l, slot, tensor, lane)) * layout.grid().ep;
+        }
+      }
+    }
+  }
+  // Staging of the engine and of the bare copy: a layer each, or all layers.
+  const double staged = job.options.transfer.atomic == Atomic::Step ? 1.0 : 1.0 / layout.layers();
+  const double wanted = state * (1.0 + staged + 1.0 / layout.layers());
+  const double there = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  if (wanted > there) {
+    throw UsageError(
+        fmt::format("--self-test: found {:.1f} GB of state and staging, wanted at most the {:.1f} GB of this "
+                    "machine; fewer --layers or --experts, or the MPI executable on several machines",
+                    wanted / 1e9, there / 1e9));
+  }
+}
+
 int run_on_threads(const SelfTestJob& job) {
   const std::int32_t ranks = job.layout.grid().ranks();
   if (ranks > kMostThreads) {
@@ -237,6 +263,7 @@ int run_on_threads(const SelfTestJob& job) {
                     "executable for more",
                     ranks, kMostThreads));
   }
+  require_memory(job);
   InProcessNetwork network(ranks);
   std::vector<SelfTestReport> reports(static_cast<std::size_t>(ranks));
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));

@@ -360,6 +360,7 @@ def test_the_self_test_prints_a_verdict():
     (["--model", "unknown"], ["unknown", "gpt-oss-20b"]),
     (["--link-gbytes", 4], ["--link-gbytes", "--self-test"]),
     (["--width", 33, "--etp", 2], ["--etp"]),
+    (["--experts", 4096, "--layers", 64, "--hidden", 65536, "--width", 8192], ["GB", "state", "--layers"]),
 ])  # fmt: skip
 def test_a_self_test_that_cannot_be_is_refused(more, words):
     refused("--self-test", *more, words=words)
