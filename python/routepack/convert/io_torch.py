@@ -9,9 +9,12 @@ its input. Anything else is refused with its name; there is no option to load it
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import threading
 import warnings
 import zipfile
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -80,6 +83,30 @@ def _stand_ins() -> list[tuple[Any, str]]:
     return named
 
 
+def _is_torchs(allowed: Any) -> bool:
+    """Of a class or function, or of such a one and its name."""
+    one = allowed[0] if isinstance(allowed, tuple) else allowed
+    return str(getattr(one, "__module__", "")).split(".")[0] == "torch"
+
+
+_allowing = threading.Lock()
+
+
+@contextlib.contextmanager
+def _only(serialization: Any, allowed: list[Any]) -> Iterator[None]:
+    """What a pickle may name: `allowed` and what torch allows itself, but nothing that other packages of the process
+    have allowed (Megatron-Core lets numpy rebuild its own arrays, whose names our stand-ins have, too)."""
+    with _allowing:
+        others = serialization.get_safe_globals()
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals([*filter(_is_torchs, others), *allowed])
+        try:
+            yield
+        finally:
+            serialization.clear_safe_globals()
+            serialization.add_safe_globals(others)
+
+
 def load(path: Path, limits: Limits) -> Any:
     """The object of a `torch.save` file: dicts, lists, numbers, text, torch tensors, `_Array`.
 
@@ -105,7 +132,7 @@ def load(path: Path, limits: Limits) -> Any:
         raise InvalidInput(f"{path}: reading files of torch.save needs torch (pip install torch)") from None
     for attempt in ("plain", "jagged"):
         try:
-            with torch.serialization.safe_globals(_stand_ins()), warnings.catch_warnings():
+            with _only(torch.serialization, _stand_ins()), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about pickle protocols: not for people who convert
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # whatever torch makes of foreign bytes

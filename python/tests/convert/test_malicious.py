@@ -62,6 +62,20 @@ class TestPickles:
         torch.save({"samples": [{"tokens": [1, 2], "image": zipfile.ZipInfo("x")}]}, tmp_path / "d.pt")
         assert "zipfile.ZipInfo" in refusal("slime", tmp_path / "d.pt", E8)
 
+    def test_what_other_packages_allow_is_neither_used_nor_lost(self, rng, tmp_path):
+        torch = pytest.importorskip("torch")
+        from convert.support import check_samples, random_routes
+
+        reconstruct = np.zeros(1).__reduce__()[0]
+        routes = random_routes(rng, 6, 2, 8, 2)
+        sample = {"tokens": np.arange(7), "rollout_routed_experts": routes, "group_index": 3}
+        torch.save({"rollout_id": 0, "samples": [sample]}, tmp_path / "d.pt")
+        with torch.serialization.safe_globals([reconstruct, np.ndarray, np.dtype]):
+            before = set(torch.serialization.get_safe_globals())
+            for _ in range(3):
+                check_samples("slime", tmp_path / "d.pt", E8, [(7, routes)])
+            assert set(torch.serialization.get_safe_globals()) == before
+
     def test_numpy_arrays_and_scalars_in_a_torch_archive_are_read_without_numpys_unpickler(self, rng, tmp_path):
         torch = pytest.importorskip("torch")
         from convert.support import check_samples, random_routes
