@@ -59,7 +59,7 @@ struct Copy {
 struct LayerSchedule {
   LayerId layer;
   std::vector<Copy> copies;        ///< by (hop, expert, tensor, from_lane, to_lane)
-  std::int64_t staging_bytes = 0;  ///< offsets are multiples of 64 and lie below this
+  std::int64_t staging_bytes = 0;  ///< a multiple of 64, like all offsets, which lie below it
   std::int64_t transit_bytes = 0;  ///< the part of it that only passes through
   friend bool operator==(const LayerSchedule&, const LayerSchedule&) = default;
 };

@@ -18,7 +18,6 @@ namespace {
 
 constexpr std::size_t kFlying = 4;              // chunks under way per stream
 constexpr std::int64_t kCopyBytes = 256 << 10;  // one step of a local copy: source and target stay in cache
-constexpr std::int64_t kAlignment = 64;
 
 bool all_zero(std::span<const std::byte> bytes) {
   std::size_t i = 0;
@@ -186,7 +185,7 @@ void HostMover::stage(std::span<const LayerSchedule> layers) {
   std::int64_t bytes = 0;
   for (const LayerSchedule& layer : layers) {
     staging_of_[layer.layer] = bytes;
-    bytes += (layer.staging_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    bytes += layer.staging_bytes;  // a multiple of the alignment
     checksums_[layer.layer] = {std::vector<std::uint64_t>(layer.copies.size()),
                                std::vector<std::uint64_t>(layer.copies.size())};
   }

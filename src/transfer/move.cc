@@ -66,10 +66,6 @@ class Idle {
   int rests_ = 0;
 };
 
-std::int64_t rounded(std::int64_t bytes) {
-  return (bytes + 63) / 64 * 64;
-}
-
 double& seconds_of(TransferOutcome& outcome, TransferPhase phase) {
   switch (phase) {
     case TransferPhase::Transfer:
@@ -104,7 +100,7 @@ Move::Move(Council& council, StateMover& mover, const GridLayout& layout, const 
   for (const LayerSchedule& layer : schedule_) expected_.emplace_back(layer.copies.size());
   for (const Unit& unit : units_) {
     std::int64_t bytes = 0;
-    for (const LayerSchedule& layer : layers_of(unit)) bytes += rounded(layer.staging_bytes);
+    for (const LayerSchedule& layer : layers_of(unit)) bytes += layer.staging_bytes;
     outcome_.staging_bytes = std::max(outcome_.staging_bytes, bytes);
   }
   outcome_.layers.assign(static_cast<std::size_t>(layout.layers()), LayerState::Old);

@@ -205,7 +205,7 @@ class TorchMover:
         for schedule in layers:
             self._base[schedule.layer] = size
             self._copies[schedule.layer] = schedule.copies
-            size += (schedule.staging_bytes + 63) // 64 * 64
+            size += schedule.staging_bytes  # a multiple of 64
         if size > self._staging.numel():
             self._staging = torch.empty(0, dtype=torch.uint8, device=self._device)  # never two of them at a time
             self._staging = torch.empty(size, dtype=torch.uint8, device=self._device)
