@@ -17,10 +17,9 @@ import torch.distributed as dist
 from routepack.transfer import TorchMover, schedule_moves
 
 from .engine import EngineMover
-from .jobs import random_placement
-from .logical import initial_state
+from .jobs import random_placement, trainer_of_random_state
 from .moe import Shape
-from .trainer import Groups, Trainer
+from .trainer import Trainer
 
 SMALL = Shape(ep=2, edp=2, experts=8)
 VICTIM = 1
@@ -62,13 +61,7 @@ class DyingEngine(EngineMover):
 
 def move_with_a_death(rank: int, moment: str, atomic: str, timeout_ms: int, folder: str) -> None:
     shape = SMALL
-    trainer = Trainer(shape, rank, Groups(shape, rank))
-    state = initial_state(shape, 1)
-    chance = torch.Generator().manual_seed(2)
-    for name, value in state.items():
-        if name not in ("step", "bias"):
-            value.copy_(torch.randn(value.shape, generator=chance))
-    trainer.load(state)
+    trainer, state = trainer_of_random_state(shape, rank)
     now, to = trainer.placement, random_placement(shape, 4, 0)
     mover = DyingEngine(trainer, now, 0, timeout_ms=timeout_ms, atomic=atomic)
     if rank == VICTIM:

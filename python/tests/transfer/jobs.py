@@ -241,13 +241,8 @@ def _train(
     return digest(gather_state(trainer, trainer.placement))
 
 
-def moves_only(rank: int, shape: Shape, mover: str, moves: int) -> list[int]:
-    """Random state, so that no two tensors agree, through random placements and back.
-
-    The memory of every rank is what the oracle leaves there, bit by bit, gaps between parameters included.
-
-    @returns how many elements of every sharded tensor this rank holds
-    """
+def trainer_of_random_state(shape: Shape, rank: int) -> tuple[Trainer, dict[str, torch.Tensor]]:
+    """And that state, all of it. No two tensors agree, so that a byte in the wrong place shows."""
     trainer = Trainer(shape, rank, Groups(shape, rank))
     state = initial_state(shape, 1)
     chance = torch.Generator().manual_seed(2)
@@ -255,6 +250,17 @@ def moves_only(rank: int, shape: Shape, mover: str, moves: int) -> list[int]:
         if name not in ("step", "bias"):
             value.copy_(torch.randn(value.shape, generator=chance))
     trainer.load(state)
+    return trainer, state
+
+
+def moves_only(rank: int, shape: Shape, mover: str, moves: int) -> list[int]:
+    """Random state, so that no two tensors agree, through random placements and back.
+
+    The memory of every rank is what the oracle leaves there, bit by bit, gaps between parameters included.
+
+    @returns how many elements of every sharded tensor this rank holds
+    """
+    trainer, state = trainer_of_random_state(shape, rank)
     twin = Trainer(shape, rank, trainer.groups)
     twin.load(state)
     addresses = _addresses(trainer)
