@@ -260,11 +260,11 @@ int rank_main(int argc, char** argv) {
   const std::string_view mode = argv[2];
   nlohmann::json report = {{"ok", true}, {"what", ""}, {"ranks", end.ranks()}, {"library", world.library()}};
   const auto path = folder / fmt::format("rank-{}.json", end.rank());
-  const auto write = [&path](const nlohmann::json& what) {
+  const auto write = [path](const nlohmann::json& what) {
     std::ofstream(path.string() + ".part") << what.dump() << '\n';
     std::filesystem::rename(path.string() + ".part", path);
   };
-  world.when_stuck(std::chrono::seconds(10), [&write] { write({{"ok", true}, {"what", ""}, {"stuck", true}}); });
+  world.when_stuck(std::chrono::seconds(10), [write] { write({{"ok", true}, {"what", ""}, {"stuck", true}}); });
   try {
     if (mode == "exchange") exchange(end);
     if (mode == "mismatch") mismatch(end, false), mismatch(end, true);

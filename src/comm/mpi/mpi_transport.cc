@@ -15,6 +15,11 @@ namespace routepack {
 namespace {
 
 constexpr int kTag = 0;
+/// Between the last message and MPI_Finalize. MPICH before 4.2 over UCX and TCP: a rank in MPI_Finalize waits for
+/// answers to what it sends there, and ranks that are done there answer no more (pmodels/mpich pull request 6596). A
+/// rank that is still busy with MPI answers early and comes late, and waits for ever. When none has driven MPI since the
+/// goodbye, every rank sends before it answers, and none is late.
+constexpr std::chrono::milliseconds kSilence{200};
 
 std::string text_of(int error) {
   char text[MPI_MAX_ERROR_STRING] = {};
@@ -191,14 +196,17 @@ bool MpiTransport::say_goodbye(std::chrono::milliseconds patience) noexcept {
   MPI_Request barrier = MPI_REQUEST_NULL;
   if (MPI_Ibarrier(notes_, &barrier) != MPI_SUCCESS) return false;
   for (;;) {
+    const Watchdog::Call call(watchdog_);
     reap_notes();
     int met = 0;
     if (MPI_Test(&barrier, &met, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
     const bool sent = std::ranges::all_of(outgoing_, [](const auto& queue) { return queue.empty(); });
-    if (met != 0 && sent) return true;
+    if (met != 0 && sent) break;
     if (std::chrono::steady_clock::now() > last) return false;
     std::this_thread::yield();
   }
+  std::this_thread::sleep_for(kSilence);
+  return true;
 }
 
 }  // namespace routepack

@@ -44,7 +44,9 @@ class MpiWorld::Impl {
   }
   ~Impl() {
     const bool unwinding = std::uncaught_exceptions() > 0;
-    if (!unwinding && transport_ && transport_->say_goodbye(kGoodbye)) MPI_Finalize();
+    if (unwinding || !transport_ || !transport_->say_goodbye(kGoodbye)) return;
+    const Watchdog::Call call(transport_->watchdog());
+    MPI_Finalize();
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;

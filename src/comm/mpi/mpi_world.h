@@ -28,7 +28,7 @@ class MpiWorld {
   /// Collective. @throws Error when MPI does not come up
   MpiWorld(int& argc, char**& argv);
   /// Finalizes when all is done here and every rank comes to this point within ten seconds. Otherwise, or while an
-  /// exception unwinds, the process goes on without: MPI_Finalize could wait for ever.
+  /// exception unwinds, the process goes on without: MPI_Finalize could wait for ever. It is a call for when_stuck().
   ~MpiWorld();
   MpiWorld(const MpiWorld&) = delete;
   MpiWorld& operator=(const MpiWorld&) = delete;
