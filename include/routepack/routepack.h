@@ -20,6 +20,7 @@
 #include "routepack/plan_file.h"        // IWYU pragma: export
 #include "routepack/replay.h"           // IWYU pragma: export
 #include "routepack/score.h"            // IWYU pragma: export
+#include "routepack/simulate.h"         // IWYU pragma: export
 #include "routepack/topology.h"         // IWYU pragma: export
 #include "routepack/transfer_engine.h"  // IWYU pragma: export
 #include "routepack/transport.h"        // IWYU pragma: export

@@ -35,5 +35,6 @@ void add_inspect(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
 void add_compare(CLI::App& app, Action& action);
 void add_transfer(CLI::App& app, Action& action);
+void add_simulate(CLI::App& app, Action& action);
 
 }  // namespace routepack::cli

@@ -122,7 +122,7 @@ Json optional_json(std::optional<double> value) {
   return value && std::isfinite(*value) ? Json(*value) : Json();
 }
 
-Json entry_json(const Entry& entry, const Entry& baseline) {
+Json entry_json(const Entry& entry, const Entry& baseline, std::int64_t tokens) {
   Json json{{"placement", entry.what.placement}, {"strategy", entry.what.strategy}};
   json["rank"] = entry.rank > 0 ? Json(entry.rank) : Json();
   json["marks"] = marks(entry);
@@ -143,6 +143,10 @@ Json entry_json(const Entry& entry, const Entry& baseline) {
   json["expert_peak_sum"] = evaluation.expert_peak_sum;
   json["tail_peak"] = evaluation.tail_peak;
   json["gap"] = optional_json(entry.gap);
+  if (entry.step_seconds) {
+    json["simulated"] = {{"seconds", *entry.step_seconds},
+                         {"tokens_per_second", static_cast<double>(tokens) / *entry.step_seconds}};
+  }
   Json change = Json::object();
   for (const Change& of : kChanges) change[of.name] = optional_json(change_of(baseline, entry, of.figure));
   json["change"] = std::move(change);
@@ -158,16 +162,15 @@ Json window_json(const WindowComparison& window, const ComparisonPlan& plan) {
             {"rows_lower_bound", window.rows_lower_bound ? Json(*window.rows_lower_bound) : Json()}};
   Json placements = Json::array();
   for (const PlacementUse& use : window.placements) {
+    Json moves{{"experts", use.moves.experts}, {"fraction", use.moves.fraction}, {"local", use.moves.local}};
+    if (use.move_seconds) moves["seconds"] = *use.move_seconds;
     placements.push_back(
-        {{"placement", use.name},
-         {"moves", {{"experts", use.moves.experts}, {"fraction", use.moves.fraction}, {"local", use.moves.local}}},
-         {"cv_global", use.cv},
-         {"planning_ms", use.ms}});
+        {{"placement", use.name}, {"moves", std::move(moves)}, {"cv_global", use.cv}, {"planning_ms", use.ms}});
   }
   json["placements"] = std::move(placements);
   Json entries = Json::array();
   const Entry& baseline = window.of(plan.baseline);
-  for (const Entry& entry : window.entries) entries.push_back(entry_json(entry, baseline));
+  for (const Entry& entry : window.entries) entries.push_back(entry_json(entry, baseline, window.tokens));
   json["entries"] = std::move(entries);
   return json;
 }
@@ -203,6 +206,7 @@ std::string csv_line(const WindowComparison& window, const Entry& entry, const E
   const auto use = std::ranges::find(window.placements, entry.what.placement, &PlacementUse::name);
   fields.push_back(std::to_string(use->moves.experts));
   fields.push_back(entry.reason);
+  fields.push_back(entry.step_seconds ? number(*entry.step_seconds) : "");
   std::string line;
   for (std::string& field : fields) line += (line.empty() ? "" : ",") + quoted(std::move(field));
   return line + "\n";
@@ -247,7 +251,11 @@ std::vector<Average> averages(std::span<const WindowComparison> windows, const C
 
 std::string window_text(const WindowComparison& window, const ComparisonPlan& plan) {
   Table table;
-  table.row({"", "rank", "rows", "joint", "joint %", "attn %", "EP eff", "peaks %", "tail %", "gap %", "ms"});
+  const bool clocked = std::ranges::any_of(window.entries, [](const Entry& e) { return e.step_seconds.has_value(); });
+  std::vector<std::string> names = {"",       "rank",    "rows",   "joint", "joint %", "attn %",
+                                    "EP eff", "peaks %", "tail %", "gap %", "ms"};
+  if (clocked) names.emplace_back("step ms");
+  table.row(std::move(names));
   const Entry& baseline = window.of(plan.baseline);
   std::string placement;
   for (const Entry& entry : window.entries) {
@@ -263,6 +271,7 @@ std::string window_text(const WindowComparison& window, const ComparisonPlan& pl
       cells.push_back(percent(change_of(baseline, entry, tail_of)));
       cells.push_back(gap_text(entry.gap));
       cells.push_back(short_number(entry.planning_ms, 1));
+      if (entry.step_seconds) cells.push_back(short_number(1e3 * *entry.step_seconds, 1));
     }
     table.row(std::move(cells));
   }
@@ -343,7 +352,7 @@ Json comparison_json(std::span<const WindowComparison> windows, const Comparison
 std::string comparison_csv(std::span<const WindowComparison> windows, const ComparisonPlan& plan) {
   std::string text = "window,placement,strategy,rank,marks,rows,cells_over_cap";
   for (const Change& of : kChanges) text += fmt::format(",{},{}_change", of.name, of.name);
-  text += ",ep_efficiency,gap,planning_ms,moved_experts,reason\n";
+  text += ",ep_efficiency,gap,planning_ms,moved_experts,reason,simulated_seconds\n";
   for (const WindowComparison& window : windows) {
     for (const Entry& entry : window.entries) text += csv_line(window, entry, window.of(plan.baseline));
   }

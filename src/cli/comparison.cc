@@ -14,6 +14,7 @@
 #include "cli/derived_cost.h"
 #include "cli/process.h"
 #include "cli/progress.h"
+#include "cli/step_timing.h"
 #include "packing/peers/peers.h"
 #include "plan/placing.h"
 #include "routepack/bounds.h"
@@ -156,7 +157,11 @@ PackedByPeer pack_by_peer(const std::string& strategy, const Instance& instance)
   return {.result = std::move(result), .ms = ms_since(start), .broken = std::nullopt};
 }
 
-void fill_from_peer(Entry& entry, PackedByPeer& packed, const Instance& instance, const Placed& placed) {
+/// Simulates a layout of an entry, if it is to be.
+using Clocked = std::function<std::optional<double>(const Placement&, const Layout&)>;
+
+void fill_from_peer(Entry& entry, PackedByPeer& packed, const Instance& instance, const Placed& placed,
+                    const Clocked& clocked) {
   entry.planning_ms = placed.ms + packed.ms;
   if (const auto* why = std::get_if<Infeasible>(&packed.result)) {
     entry.reason = why->reason;
@@ -173,11 +178,12 @@ void fill_from_peer(Entry& entry, PackedByPeer& packed, const Instance& instance
   entry.fullest_cell = made.fullest_cell;
   entry.dummies_removed = made.dummies_removed;
   entry.broken_rules = *packed.broken;
+  entry.step_seconds = clocked(placed.now, made.layout);
 }
 
 /// Our planner: the experts stay, or are placed by LPT as part of planning. Returns the rows it proved necessary.
-std::optional<std::int64_t> fill_from_planner(Entry& entry, const Instance& instance, PlanParams params,
-                                              Placed& placed) {
+std::optional<std::int64_t> fill_from_planner(Entry& entry, const Instance& instance, PlanParams params, Placed& placed,
+                                              const Clocked& clocked) {
   params.placement = placed.by_planner.value_or(PlacementMode::Keep);
   if (params.placement == PlacementMode::Sticky) params = sticky_params(std::move(params));
   PlanningTime time;
@@ -202,6 +208,7 @@ std::optional<std::int64_t> fill_from_planner(Entry& entry, const Instance& inst
     }
   }
   entry.broken_rules = broken_rules(instance, plan.placement, plan.layout, plan.dummies, entry.what.name());
+  entry.step_seconds = clocked(plan.placement, plan.layout);
   placed.now = plan.placement;
   return plan.rows.lower_bound;
 }
@@ -244,6 +251,21 @@ std::optional<double> change_of(const Entry& baseline, const Entry& entry,
 
 Comparer::Comparer(const PlanSetup& setup, ComparisonPlan plan) : setup_(setup), plan_(std::move(plan)) {
   if (!setup.current.empty()) start_ = Placement::load(setup.current);
+  if (setup.device.empty()) return;
+  device_ = Device::load(setup.device);
+  timing_ = step_timing_of(setup, setup.topology());
+}
+
+std::optional<double> Comparer::step_seconds(const Instance& instance, const Placement& placement,
+                                             const Layout& layout) const {
+  if (!timing_) return std::nullopt;
+  return simulate_step(instance, placement, layout, *timing_, {.stages = instance.topology.pipeline_stages()}).seconds;
+}
+
+std::optional<double> Comparer::move_seconds(const Placement& before, const Placement& now) const {
+  const std::int64_t bytes = bytes_of_expert(setup_.params);
+  if (!device_ || bytes == 0) return std::nullopt;
+  return state_move_seconds(before, now, bytes, *device_, ranks_per_node_or_default(setup_.params.ranks_per_node));
 }
 
 WindowComparison Comparer::measure(const std::filesystem::path& path) {
@@ -266,6 +288,9 @@ WindowComparison Comparer::measure(const std::filesystem::path& path) {
   const double demand_ms = ms_since(placing);
   comparison.bound = lower_bounds(instance, identity, demand).any_placement;
 
+  const Clocked clocked = [&](const Placement& placement, const Layout& layout) {
+    return step_seconds(instance, placement, layout);
+  };
   std::map<std::string, PackedByPeer> packed;
   std::optional<Placed> placed;
   for (const Combination& what : plan_.combinations) {
@@ -280,17 +305,19 @@ WindowComparison Comparer::measure(const std::filesystem::path& path) {
       comparison.placements.push_back({.name = what.placement,
                                        .moves = count_moves(placed->before, placed->now),
                                        .ms = placed->ms,
-                                       .cv = rank_demand_cv(rank_demand(demand, placed->now), placed->now.ranks())});
+                                       .cv = rank_demand_cv(rank_demand(demand, placed->now), placed->now.ranks()),
+                                       .move_seconds = move_seconds(placed->before, placed->now)});
       if (plan_.steps) in_effect_.insert_or_assign(what.placement, placed->now);
     }
     Entry& entry = comparison.entries.emplace_back();
     entry.what = what;
     if (what.strategy == kOurs) {
-      const auto bound = fill_from_planner(entry, instance, setup_.params, *placed);
+      const auto bound = fill_from_planner(entry, instance, setup_.params, *placed, clocked);
       if (what.placement == "joint") {
         PlacementUse& use = comparison.placements.back();
         use.moves = count_moves(placed->before, placed->now);
         use.ms = entry.planning_ms;
+        use.move_seconds = move_seconds(placed->before, placed->now);
         use.cv = rank_demand_cv(rank_demand(demand, placed->now), placed->now.ranks());
         if (plan_.steps) in_effect_.insert_or_assign(what.placement, placed->now);
       }
@@ -299,7 +326,7 @@ WindowComparison Comparer::measure(const std::filesystem::path& path) {
     }
     auto by_peer = packed.find(what.strategy);
     if (by_peer == packed.end()) by_peer = packed.emplace(what.strategy, pack_by_peer(what.strategy, instance)).first;
-    fill_from_peer(entry, by_peer->second, instance, *placed);
+    fill_from_peer(entry, by_peer->second, instance, *placed, clocked);
   }
   rank(comparison);
   if (std::ranges::none_of(comparison.entries, [](const Entry& entry) { return entry.evaluation.has_value(); })) {

@@ -14,6 +14,7 @@
 #include "cli/options.h"
 #include "routepack/placement.h"
 #include "routepack/score.h"
+#include "routepack/simulate.h"
 
 namespace routepack::cli {
 
@@ -49,6 +50,7 @@ struct Entry {
   std::int64_t rank = 0;                  ///< 1 = best; 0 = not ranked by the objective
   double gap = 0.0;                       ///< to the bound over any placement
   double planning_ms = 0.0;               ///< placing and packing, without reading, checking and scoring
+  std::optional<double> step_seconds;     ///< simulated, with a device
 
   [[nodiscard]] bool keeps_rules() const { return evaluation && broken_rules.empty(); }
 };
@@ -57,7 +59,8 @@ struct PlacementUse {
   std::string name;
   Moves moves;  ///< from where the experts were before
   double ms = 0.0;
-  double cv = 0.0;  ///< of the rank demand over the whole window
+  double cv = 0.0;                     ///< of the rank demand over the whole window
+  std::optional<double> move_seconds;  ///< of the state over the device's links, with a device and a model
 };
 
 struct WindowComparison {
@@ -90,6 +93,11 @@ class Comparer {
  private:
   const PlanSetup& setup_;
   ComparisonPlan plan_;
+  std::optional<double> step_seconds(const Instance& instance, const Placement& placement, const Layout& layout) const;
+  std::optional<double> move_seconds(const Placement& before, const Placement& now) const;
+
+  std::optional<StepTiming> timing_;  // with --device
+  std::optional<Device> device_;
   std::optional<Placement> start_;              // --current
   std::map<std::string, Placement> in_effect_;  // by placement name, with steps: after the window before
 };

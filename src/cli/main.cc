@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 
 #include "cli/command.h"
 #include "cli/process.h"
@@ -22,22 +21,17 @@ constexpr const char* kFooter = R"(Examples:
 Exit status: 0 fine; 2 unreadable, malformed or contradictory input, or wrong use; 3 no layout exists;
 4 verify found a broken rule, or the self-test of transfer failed; 130 interrupted; 1 a bug of ours.
 
-With the Python package, not in this executable: convert, report.
-Not built yet: simulate, calibrate, evaluate.)";
+With the Python package, not in this executable: convert, report, calibrate, evaluate.)";
 
-/// Subcommands of the documentation that this version does not have: said in one line instead of «unknown».
-void add_not_built(CLI::App& app, Action& action) {
-  for (const char* name : {"simulate", "convert", "report", "calibrate", "evaluate"}) {
-    CLI::App* sub = app.add_subcommand(name, "not built yet")->group("");
+/// Subcommands that this executable does not have: said in one line instead of «unknown».
+void add_those_of_python(CLI::App& app, Action& action) {
+  for (const char* name : {"convert", "report", "calibrate", "evaluate"}) {
+    CLI::App* sub = app.add_subcommand(name, "comes with the Python package")->group("");
     sub->prefix_command();
     sub->set_help_flag();
     sub->callback([&action, name] {
       action = [name]() -> int {
-        const std::string_view asked = name;
-        if (asked == "convert" || asked == "report") {
-          throw UsageError(fmt::format("{}: comes with the Python package (docs/python-package.md)", name));
-        }
-        throw UsageError(fmt::format("{}: this subcommand is not built yet", name));
+        throw UsageError(fmt::format("{}: comes with the Python package (docs/python-package.md)", name));
       };
     });
   }
@@ -57,7 +51,8 @@ int run(int argc, char** argv) {
   add_compare(app, action);
   add_generate(app, action);
   add_transfer(app, action);
-  add_not_built(app, action);
+  add_simulate(app, action);
+  add_those_of_python(app, action);
   const auto known = [&](const CLI::App* sub) { return sub->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' &&
       std::ranges::none_of(app.get_subcommands([](CLI::App*) { return true; }), known)) {

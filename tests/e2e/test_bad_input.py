@@ -222,8 +222,8 @@ def test_dp_and_shards_contradict(small):
     assert_refused(small, [*small.plan_arguments(), "--shards", "[[0,1],[2]]"], 2, "shards", "dp")
 
 
-@pytest.mark.parametrize("command", ["simulate", "convert", "report", "calibrate", "evaluate"])
-def test_commands_that_are_not_built_yet_say_so(small, command):
+@pytest.mark.parametrize("command", ["convert", "report", "calibrate", "evaluate"])
+def test_commands_of_the_python_package_say_so(small, command):
     result = run(command, status=2)
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1

@@ -16,13 +16,13 @@ PLAN_KEYS = {
 
 
 def test_help_teaches_by_example():
-    for command in ("plan", "score", "verify", "inspect"):
+    for command in ("plan", "score", "verify", "inspect", "simulate"):
         result = run(command, "--help")
         assert f"routepack {command} " in result.stdout
         assert "xample" in result.stdout
         assert result.stderr == ""
     overview = run("--help").stdout
-    for command in ("plan", "score", "verify", "inspect", "convert", "report", "calibrate", "evaluate"):
+    for command in ("plan", "score", "verify", "inspect", "simulate", "convert", "report", "calibrate", "evaluate"):
         assert command in overview
     assert "Python" in overview
 

@@ -119,7 +119,7 @@ def test_csv_says_the_same_as_json(gptoss):
     assert list(lines[0]) == [
         "window", "placement", "strategy", "rank", "marks", "rows", "cells_over_cap", "joint", "joint_change", "attention",
         "attention_change", "expert_peak_sum", "expert_peak_sum_change", "tail_peak", "tail_peak_change", "ep_efficiency",
-        "gap", "planning_ms", "moved_experts", "reason"]  # fmt: skip
+        "gap", "planning_ms", "moved_experts", "reason", "simulated_seconds"]  # fmt: skip
     assert len(lines) == len(gptoss["entries"])
     for line, found in zip(lines, gptoss["entries"]):
         assert (line["placement"], line["strategy"]) == (found["placement"], found["strategy"])
