@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "routepack/bounds.h"
+#include "routepack/communicator.h"
 #include "routepack/error.h"
 #include "routepack/instance.h"
 #include "routepack/layout.h"
@@ -53,7 +54,10 @@ class Observer {
 /// What travels through a planning run instead of globals.
 struct RunContext {
   Observer* observer = nullptr;  ///< may be null
-  std::stop_token stop;          ///< asked all the time; from the phase Seed on, a stop ends with a valid plan
+  std::stop_token stop = {};  ///< asked all the time; from the phase Seed on, a stop ends with a valid plan
+  /// Processes that plan together, each with the same arguments but for this, threads and observer: all get the same
+  /// plan, which is that of one process alone. Null: this process alone. A stop in one of them ends the search of all.
+  Communicator* team = nullptr;
 
   /// Tells the observer.
   void begin(Phase phase) const;
@@ -129,7 +133,8 @@ struct Plan {
 /// `current` is where experts are now; null means identity. The same result for any number of threads.
 /// A deadline (params.deadline_ms, from the call on) or a stop cuts the search; the plan is valid and says so.
 /// @throws InvalidInput when `current` has another shape, or a parameter is not built yet; Cancelled when stopped
-///         before there was any layout.
+///         before there was any layout; PeerLost when a process of the team is lost, InvalidInput when another one
+///         plans something else.
 std::variant<Plan, Infeasible> make_plan(const Instance& instance, const PlanParams& params,
                                          const Placement* current = nullptr, const RunContext& run = {});
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "routepack/device.h"
@@ -28,6 +29,9 @@ struct PerPass {
   friend bool operator==(const PerPass&, const PerPass&) = default;
 };
 
+/// Stage of the last layer of a timed model: the projection to the vocabulary.
+inline constexpr std::string_view kHeadStage = "head";
+
 /// One decoder layer, or the head, which comes last and is not routed.
 struct LayerTiming {
   std::string stage = {};
@@ -41,7 +45,7 @@ struct LayerTiming {
 /// What things take, in seconds, on one device. With `recompute` a backward pass begins each layer with its forward
 /// pass, exchanges included.
 struct StepTiming {
-  std::vector<LayerTiming> layers = {};  ///< in decoder order; as many routed ones as the window has layers
+  std::vector<LayerTiming> layers = {};  ///< in decoder order; the window has the routed ones, or all but the head
   PerPass expert = {};                   ///< per routed token of a rank, in one layer
   PerPass active = {};                   ///< per expert with load, in one layer, beside its tokens
   PerPass floor = {};                    ///< per expert with load: a rank takes at least that many (reading weights)
@@ -78,7 +82,7 @@ struct ModelSpread {
 
 /// From a model's shape and a device, every formula in docs/model.md. Dense layers before, between and behind the MoE
 /// layers are in it, and the head as a layer of its own.
-/// @throws InvalidInput for sizes below 1 or that contradict each other
+/// @throws InvalidInput for sizes below 1
 StepTiming time_model(const ModelShape& shape, const Device& device, const ModelSpread& spread);
 
 /// Rows of a step through pipeline stages. 1F1B, interleaved with more than one chunk per stage.
@@ -141,8 +145,9 @@ struct DeviceTime {
 struct Culprits {
   std::vector<double> by_slot;   ///< [D] the slowest cell before a dispatch
   std::vector<double> by_rank;   ///< [G, P] the busiest rank before a combine
-  std::vector<double> by_layer;  ///< [layers of the timing] both kinds
-  std::vector<double> by_row;    ///< [R] both kinds
+  std::vector<double> by_layer;  ///< [layers of the timing] both kinds, where devices wait: in a backward pass the
+                                 ///< dense side of the layer above may be what is slow
+  std::vector<double> by_row;  ///< [R] both kinds
 };
 
 struct StepTimes {
@@ -157,7 +162,7 @@ struct StepTimes {
 /// Runs the step: every row through every layer, forward and backward. O(N·L·E + R·G·L·(D + P)).
 /// Within a shard all devices meet before and after the experts of each MoE layer; shards meet when the step ends, or
 /// after each row with Sync::Row (with several pipeline stages: after each pass of a row over a chunk).
-/// @throws InvalidInput when the shapes disagree, the timing has another number of routed layers than the window, or
+/// @throws InvalidInput when the shapes disagree, the timing has other layers than the window, or
 ///         interleaving meets a number of rows that the stages do not divide
 StepTimes simulate_step(const Instance& instance, const Placement& placement, const Layout& layout,
                         const StepTiming& timing, const PipelineShape& pipeline = {}, TimelineSink* sink = nullptr);

@@ -91,11 +91,12 @@ std::string reason_text(const Entry& entry, std::int64_t fewest_rows) {
   return text;
 }
 
-std::string notes_text(const WindowComparison& window, const ComparisonPlan& plan) {
-  std::string text = sentence(
-      fmt::format("rank by joint; changes against {} of joint, attention, peaks (busiest rank, summed over rows and "
-                  "layers) and tail (busiest rank anywhere); gap to the bound {:.2f}; ms to place and pack",
-                  plan.baseline.name(), window.bound));
+std::string notes_text(const WindowComparison& window, const ComparisonPlan& plan, bool clocked) {
+  std::string text = sentence(fmt::format(
+      "rank by joint; changes against {} of joint, attention, peaks (busiest rank, summed over rows and layers){}; gap "
+      "to the bound {:.2f}; ms to place and pack{}",
+      plan.baseline.name(), clocked ? "" : " and tail (busiest rank anywhere)", window.bound,
+      clocked ? "; the step as simulated" : ""));
   for (const PlacementUse& use : window.placements) {
     text += sentence(fmt::format("{}: {} experts change rank ({:.1f} %), rank load over the step varies by {:.1f} %",
                                  use.name, with_commas(use.moves.experts), 100.0 * use.moves.fraction, 100.0 * use.cv));
@@ -252,8 +253,9 @@ std::vector<Average> averages(std::span<const WindowComparison> windows, const C
 std::string window_text(const WindowComparison& window, const ComparisonPlan& plan) {
   Table table;
   const bool clocked = std::ranges::any_of(window.entries, [](const Entry& e) { return e.step_seconds.has_value(); });
-  std::vector<std::string> names = {"",       "rank",    "rows",   "joint", "joint %", "attn %",
-                                    "EP eff", "peaks %", "tail %", "gap %", "ms"};
+  std::vector<std::string> names = {"", "rank", "rows", "joint", "joint %", "attn %", "EP eff", "peaks %"};
+  if (!clocked) names.emplace_back("tail %");  // makes room for the step: 100 columns
+  names.insert(names.end(), {"gap %", "ms"});
   if (clocked) names.emplace_back("step ms");
   table.row(std::move(names));
   const Entry& baseline = window.of(plan.baseline);
@@ -268,7 +270,7 @@ std::string window_text(const WindowComparison& window, const ComparisonPlan& pl
       cells.push_back(percent(change_of(baseline, entry, attention_of)));
       cells.push_back(fixed(entry.evaluation->ep_efficiency, 3));
       cells.push_back(percent(change_of(baseline, entry, peaks_of)));
-      cells.push_back(percent(change_of(baseline, entry, tail_of)));
+      if (!clocked) cells.push_back(percent(change_of(baseline, entry, tail_of)));
       cells.push_back(gap_text(entry.gap));
       cells.push_back(short_number(entry.planning_ms, 1));
       if (entry.step_seconds) cells.push_back(short_number(1e3 * *entry.step_seconds, 1));
@@ -282,7 +284,7 @@ std::string window_text(const WindowComparison& window, const ComparisonPlan& pl
                 ? ", no fewer exist"
                 : fmt::format(", at least {} needed", *window.rows_lower_bound);
   }
-  return fmt::format("{}\n  {}\n\n{}\n{}", window.path.string(), head, table.text(), notes_text(window, plan));
+  return fmt::format("{}\n  {}\n\n{}\n{}", window.path.string(), head, table.text(), notes_text(window, plan, clocked));
 }
 
 std::string summary_text(std::span<const WindowComparison> windows, const ComparisonPlan& plan) {

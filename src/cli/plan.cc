@@ -14,13 +14,17 @@
 #include <thread>
 #include <utility>
 
+#include "cli/add_options.h"
 #include "cli/command.h"
 #include "cli/derived_cost.h"
 #include "cli/options.h"
+#include "cli/plan.h"
 #include "cli/plan_report.h"
 #include "cli/process.h"
+#include "cli/program.h"
 #include "cli/progress.h"
 #include "cli/report.h"
+#include "comm/team_link.h"
 #include "core/file.h"
 #include "routepack/error.h"
 #include "routepack/moves.h"
@@ -40,6 +44,11 @@ struct PlanArguments {
   bool cost_template = false;
   bool json = false;
   PlanSetup setup;
+  Transport* transport = nullptr;  ///< of the ranks of an MPI job, which plan together
+  std::int64_t patience_s = 60;    ///< with a silent rank
+
+  /// One of the team reads, says and writes for all; every one reads.
+  [[nodiscard]] bool speaks() const { return transport == nullptr || transport->rank() == 0; }
 };
 
 /// Measures phases, shows them on a terminal, and passes Ctrl-C on.
@@ -232,12 +241,15 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
     windows.push_back(Window::load(path));
     instances.push_back(instance_of(args.setup, windows.back(), path));
     asked.push_back(&instances.back());
-    warn_of_models(watch, args.setup.params, windows.back(), path);
+    if (args.speaks()) warn_of_models(watch, args.setup.params, windows.back(), path);
     if (current) {
       require_fits(*current, instances.back(), args.setup.current.empty() ? "the window before" : args.setup.current);
     }
   }
-  auto result = make_plans(asked, args.setup.params, current ? &*current : nullptr, {&watch, watch.token()});
+  std::optional<TeamLink> team;
+  if (args.transport != nullptr) team.emplace(*args.transport, std::chrono::seconds(args.patience_s));
+  auto result = make_plans(asked, args.setup.params, current ? &*current : nullptr,
+                           {.observer = &watch, .stop = watch.token(), .team = team ? &*team : nullptr});
   const auto timings = watch.finish();
   if (const auto* why = std::get_if<Infeasible>(&result)) {
     throw InfeasibleError(fmt::format("{}: no layout: {}; what would help: {}",
@@ -252,7 +264,7 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
     planned.push_back(describe_plan(args, paths[k], instances[k], before, std::move(plans[k]), timings));
   }
   current = planned.back().plan.placement;
-  write_plans(args, planned, report);
+  if (args.speaks()) write_plans(args, planned, report);
 }
 
 /// These placements know no budget: silence would look like obedience.
@@ -282,13 +294,13 @@ void refuse_stray_moves(const std::string& window) {
 
 int run_plan(PlanArguments& args, PlanOptions& options) {
   if (args.cost_template) {
-    fmt::print("{}", CostModel::file_template());
+    if (args.speaks()) fmt::print("{}", CostModel::file_template());
     return kFine;
   }
   if (!args.params_file.empty()) options.apply_file(args.params_file);
   options.apply_command_line();
   if (args.dump_params) {
-    fmt::print("{}", options.to_toml());
+    if (args.speaks()) fmt::print("{}", options.to_toml());
     return kFine;
   }
   if (args.windows.empty()) throw UsageError("WINDOW is missing: the file to plan");
@@ -299,17 +311,18 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
   refuse_clashes(args);
   std::optional<Placement> current;
   if (!args.setup.current.empty()) current = Placement::load(args.setup.current);
-  warn_of_ignored_options(args.setup.params);
+  if (args.speaks()) warn_of_ignored_options(args.setup.params);
   (void)args.setup.topology();
   (void)args.setup.cost_model();
-  if (const std::string derived = describe_derived_cost(args.setup); !derived.empty()) note(derived);
-  prepare_folder(args);
+  if (const std::string derived = describe_derived_cost(args.setup); !derived.empty() && args.speaks()) note(derived);
+  if (args.speaks()) prepare_folder(args);
   catch_interrupts();
   Report report;
   const std::size_t together = args.one_placement ? args.windows.size() : 1;
   for (std::size_t first = 0; first < args.windows.size(); first += together) {
     plan_windows(args, std::span(args.windows).subspan(first, together), current, report);
   }
+  if (!args.speaks()) return kFine;
   if (args.json) {
     print_json(args.windows.size() == 1 ? report.plans[0] : Json{{"plans", report.plans}});
   } else {
@@ -318,10 +331,9 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
   return kFine;
 }
 
-}  // namespace
-
-void add_plan(CLI::App& app, Action& action) {
+void add_plan_command(CLI::App& app, Action& action, Transport* transport) {
   const auto args = std::make_shared<PlanArguments>();
+  args->transport = transport;
   CLI::App* command = app.add_subcommand("plan", "Plan a window: move experts, pack samples");
   command->add_option("WINDOW", args->windows,
                       "window files (safetensors); several: one plan each, placement carried along");
@@ -333,6 +345,10 @@ void add_plan(CLI::App& app, Action& action) {
   command->add_flag("--dump-params", args->dump_params, "print the effective options as TOML and stop");
   command->add_flag("--cost-template", args->cost_template, "print a cost file to start from and stop");
   command->add_flag("--json", args->json, "machine-readable result on standard output");
+  if (transport != nullptr) {
+    AddOptions{.command = *command}.integer("patience_s", args->patience_s, 1, 86'400,
+                                            "seconds to wait for a silent rank before giving up");
+  }
   const auto options = std::make_shared<PlanOptions>(*command, args->setup);
   command->footer(R"(Examples:
   routepack plan examples/windows/gptoss20b-mmlu-354.safetensors -o plan.json \
@@ -342,6 +358,17 @@ void add_plan(CLI::App& app, Action& action) {
   routepack plan window.safetensors -o plan.json --shards '[[0,2],[1,3]]' --ep 4 --cap 8192 \
       --cost cost.toml --sync row --max-rank-tokens 60000)");
   command->callback([args, options, &action] { action = [args, options] { return run_plan(*args, *options); }; });
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Action& action) {
+  add_plan_command(app, action, nullptr);
+}
+
+int run_plan_rank(int argc, char** argv, Transport& transport, std::string_view name) {
+  return run_rank_of_job(argc, argv, transport.rank(), "routepack plan by all ranks of an MPI job together.", name,
+                         [&](CLI::App& app, Action& action) { add_plan_command(app, action, &transport); });
 }
 
 }  // namespace routepack::cli

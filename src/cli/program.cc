@@ -8,10 +8,10 @@
 #include <new>
 #include <system_error>
 
-#include "cli/command.h"
 #include "cli/report.h"
 #include "routepack/error.h"
 #include "routepack/plan.h"
+#include "routepack/version.h"
 
 namespace routepack::cli {
 
@@ -46,6 +46,31 @@ int guarded(const std::function<int()>& body, const std::string& who) {
   } catch (const std::exception& error) {
     return fail(kBug, who + "unexpected: " + error.what());
   }
+}
+
+int run_rank_of_job(int argc, char** argv, std::int32_t rank, const std::string& about, std::string_view name,
+                    const std::function<void(CLI::App&, Action&)>& add) {
+  const bool speaks = rank == 0;
+  const auto body = [&]() -> int {
+    CLI::App app{about, std::string(name)};
+    app.require_subcommand(1);
+    app.set_version_flag("--version", fmt::format("{} {}", name, kVersion));
+    app.get_formatter()->column_width(34);
+    Action action;
+    add(app, action);
+    try {
+      app.parse(argc, argv);
+      return finish(action());
+    } catch (const CLI::Success& wish) {
+      return speaks ? finish(app.exit(wish)) : int{kFine};
+    } catch (const CLI::ParseError& error) {  // the same on all ranks: said once
+      return speaks ? fail(kBadInput, fmt::format("{} (see {} --help)", error.what(), name)) : int{kBadInput};
+    } catch (const UsageError&) {
+      if (!speaks) return kBadInput;
+      throw;
+    }
+  };
+  return guarded(body, speaks ? "" : fmt::format("rank {}: ", rank));
 }
 
 }  // namespace routepack::cli

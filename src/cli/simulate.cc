@@ -76,14 +76,16 @@ StepTiming timing_of(const SimulateArguments& args, const CheckedPlan& plan, con
                      .recompute = args.recompute});
 }
 
-/// Equations 19 and 20 with the planner's own times; nothing when the plan file has none.
+/// Equations 19 and 20 with the planner's own times; nothing when the plan file has none, or nobody says what moving
+/// state takes.
 std::optional<Admission> admission_of(const SimulateArguments& args, const PlanRecord& record, const CheckedPlan& plan,
                                       const Window& window, const std::optional<Device>& device) {
-  if (record.timings_ms.empty()) return std::nullopt;
+  if (record.timings_ms.empty() || (!device && args.actor_ms < 0.0)) return std::nullopt;
   Admission admission{.other = args.aux_ms / 1e3, .admit = args.admit_ms / 1e3};
   for (const auto& [phase, ms] : record.timings_ms) {
     const bool placing = phase == "demand" || phase == "place";
-    if (phase != "total") (placing ? admission.place : admission.pack) += ms / 1e3;
+    const bool planning = phase != "total" && phase != "load";  // the window was there before
+    if (planning) (placing ? admission.place : admission.pack) += ms / 1e3;
   }
   if (args.actor_ms >= 0.0) {
     admission.state = args.actor_ms / 1e3;
@@ -121,6 +123,7 @@ int run_simulate(const SimulateArguments& args) {
   const auto simulate = [&](TimelineSink* sink) {
     return simulate_step(plan.instance, plan.placement, plan.layout, timing, pipeline, sink);
   };
+  const auto admission = admission_of(args, record, plan, window, device);  // what it refuses leaves no trace behind
   StepTimes times;
   if (args.trace.empty()) {
     times = simulate(nullptr);
@@ -139,7 +142,7 @@ int run_simulate(const SimulateArguments& args) {
                               .instance = plan.instance,
                               .rows = plan.layout.rows(),
                               .pipeline = pipeline,
-                              .admission = admission_of(args, record, plan, window, device)};
+                              .admission = admission};
   if (args.json) {
     print_json(report.json());
   } else {

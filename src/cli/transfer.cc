@@ -374,27 +374,11 @@ void add_transfer(CLI::App& app, Action& action) {
 }
 
 int run_transfer_rank(int argc, char** argv, Transport& transport, std::string_view name) {
-  const bool speaks = transport.rank() == 0;
-  const auto body = [&]() -> int {
-    CLI::App app{"The self-test of routepack transfer as one rank of an MPI job.", std::string(name)};
-    app.require_subcommand(1);
-    app.set_version_flag("--version", fmt::format("{} {}", name, kVersion));
-    app.get_formatter()->column_width(34);
-    Action action;
-    add_transfer_command(app, action, false, [&](const SelfTestJob& job) { return run_over(transport, job, name); });
-    try {
-      app.parse(argc, argv);
-      return finish(action());
-    } catch (const CLI::Success& wish) {
-      return speaks ? finish(app.exit(wish)) : int{kFine};
-    } catch (const CLI::ParseError& error) {  // the same on all ranks: said once
-      return speaks ? fail(kBadInput, fmt::format("{} (see {} --help)", error.what(), name)) : int{kBadInput};
-    } catch (const UsageError&) {
-      if (!speaks) return kBadInput;
-      throw;
-    }
-  };
-  return guarded(body, speaks ? "" : fmt::format("rank {}: ", transport.rank()));
+  return run_rank_of_job(argc, argv, transport.rank(), "The self-test of routepack transfer as one rank of an MPI job.",
+                         name, [&](CLI::App& app, Action& action) {
+                           add_transfer_command(app, action, false,
+                                                [&](const SelfTestJob& job) { return run_over(transport, job, name); });
+                         });
 }
 
 }  // namespace routepack::cli

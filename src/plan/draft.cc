@@ -29,7 +29,7 @@ std::optional<Infeasible> Draft::place_and_pack(PlacingStart start) {
 void Draft::refine() {
   planning_->run.begin(Phase::Refine);
   for (std::int64_t k = 0; k < planning_->search.refinements; ++k) {
-    if (planning_->deadline.over()) {
+    if (planning_->executor.over(planning_->deadline)) {
       complete_ = false;
       return;
     }

@@ -177,11 +177,11 @@ void Placing::commit() {
 
 bool Placing::refine(std::span<const Step> steps, const Planning& planning) {
   std::vector<RowLoads> parts;
-  for (const Step& step : steps) parts.push_back(aggregate_rows(step.instance(), step.layout(), planning.executor));
+  for (const Step& step : steps) parts.push_back(aggregate_rows(step.instance(), step.layout(), planning.local));
   auto refined = refine_placement(
       joined(std::move(parts)), placement_, ledger_,
       {.most_steps = planning.search.refine_steps, .kicks = planning.search.kicks, .seed = planning.params.seed},
-      planning.executor, planning.deadline.token());
+      planning.local, planning.stop_alone());
   complete_ = complete_ && refined.complete;
   const bool better = refined.after < refined.before;
   row_aware_swaps_ += refined.swaps;

@@ -9,6 +9,7 @@
 
 #include "core/assert.h"
 #include "exec/deadline.h"
+#include "exec/team.h"
 #include "exec/thread_pool.h"
 #include "packing/fill_rows.h"
 #include "packing/fit.h"
@@ -33,6 +34,22 @@ Placement current_or_identity(const Instance& instance, const Placement* current
 std::optional<Deadline::Clock::time_point> end_of(const PlanParams& params) {
   if (params.deadline_ms == 0) return std::nullopt;
   return Deadline::Clock::now() + std::chrono::milliseconds(params.deadline_ms);
+}
+
+/// Members of a team that plan different things would wait for each other, or worse.
+void require_same_work(std::span<const Instance* const> instances, const PlanParams& params, Communicator& team) {
+  std::string work =
+      fmt::format("seed {} effort {} placement {}", params.seed, name_of(params.effort), name_of(params.placement));
+  for (const Instance* instance : instances) {
+    work += fmt::format(" window {} D {} P {} G {} C {} sync {}\n{}", instance->window.fingerprint(),
+                        instance->topology.slots(), instance->topology.ranks(), instance->topology.shards(),
+                        instance->capacity, name_of(instance->sync), instance->cost.to_toml());
+  }
+  const auto all = team.all_gather(std::as_bytes(std::span(work)));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (std::ranges::equal(all[r], all.front())) continue;
+    throw InvalidInput(fmt::format("rank {}: found another window, cost or set of options than that of rank 0", r));
+  }
 }
 
 Plan checked_plan(const Step& step, const Placement& before, const Placing& placing,
@@ -84,7 +101,13 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
   const PlanParams params = with_model_of(asked, instances.front()->window);
   const Deadline deadline(run.stop, end_of(params));
   ThreadPool pool(thread_count(static_cast<std::size_t>(params.threads)));
-  const Planning planning{params, params.effective_search(), pool, deadline, run};
+  std::optional<Team> team;
+  if (run.team != nullptr && run.team->ranks() > 1) require_same_work(instances, params, *run.team);
+  if (run.team != nullptr) team.emplace(pool, *run.team);
+  Executor& executor = team ? static_cast<Executor&>(*team) : pool;
+  // In a team only the search listens to a stop: there all hear of it at once.
+  const RunContext within{.observer = run.observer, .stop = executor.alone() ? run.stop : std::stop_token()};
+  const Planning planning{params, params.effective_search(), executor, pool, deadline, within};
   const Placement before = current_or_identity(*instances.front(), current);
   std::vector<Step> steps;
   for (const Instance* instance : instances) {
@@ -97,7 +120,7 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
     steps.push_back(std::get<Step>(std::move(made)));
   }
 
-  run.enter(Phase::Demand);
+  within.enter(Phase::Demand);
   const Demands demands(instances, before);
   const Placing placing(*instances.front(), before, demands.total, demands.bound, params);
   const bool joint = params.placement == PlacementMode::Joint;
@@ -112,10 +135,10 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
 
   // Where moves cost nothing, fresh LPT is the better start almost always; where it is not, the few swaps win.
   // There is a plan by then unless `why` says otherwise: a stop cuts the second try short, no more.
-  const RunContext calm{.observer = run.observer, .stop = why ? run.stop : std::stop_token()};
-  const Planning again{params, planning.search, pool, deadline, calm};
+  const RunContext calm{.observer = run.observer, .stop = why ? within.stop : std::stop_token()};
+  const Planning again{params, planning.search, executor, pool, deadline, calm};
   bool complete = true;
-  if (afresh && (why || !deadline.over())) {
+  if (afresh && (why || !executor.over(deadline))) {
     Draft second(std::move(steps), placing, demands, again);
     const auto also = second.place_and_pack(PlacingStart::AsAsked);
     if (why && also) return *why;

@@ -42,7 +42,7 @@ std::optional<Infeasible> Step::pack(const Placement& placement, std::span<const
   const Instance& instance = *instance_;
   const auto begin = Deadline::Clock::now();
   planning.run.enter(Phase::Loads);
-  const UnitLoads loads(instance, placement, items_, planning.executor);
+  const UnitLoads loads(instance, placement, items_, planning.local);
   const auto pad_rates = pad_rank_rates(instance.window, placement);
   if (auto why = sample_over_rank_limit(instance, loads, items_)) return why;
 
@@ -60,7 +60,7 @@ std::optional<Infeasible> Step::pack(const Placement& placement, std::span<const
   planning.run.begin(Phase::Seed);
   const auto seed = static_cast<std::uint64_t>(planning.params.seed);
   const Seeds seeds = diverse_seeds(instance, loads, pad_rates, items_, fitted, search::seed_budget(planning.search),
-                                    seed, planning.executor, planning.deadline.token());
+                                    seed, planning.local, planning.stop_alone());
 
   planning.run.begin(Phase::Search);
   const search::Problem problem(instance, placement, items_, loads, fitted.rows);
@@ -76,7 +76,7 @@ std::optional<Infeasible> Step::pack(const Placement& placement, std::span<const
 
 void Step::repack(const Placement& placement, std::span<const std::int64_t> demand, const Planning& planning) {
   const double bound = lower_bounds(*instance_, placement, demand).fixed_placement;
-  const UnitLoads loads(*instance_, placement, items_, planning.executor);
+  const UnitLoads loads(*instance_, placement, items_, planning.local);
   const search::Problem problem(*instance_, placement, items_, loads, arrangement_.rows);
   search::Found found = search::improve_layout(problem, arrangement_, planning.search, planning.params.seed, bound,
                                                planning.executor, planning.deadline, planning.run.observer);

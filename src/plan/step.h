@@ -28,9 +28,13 @@ namespace routepack {
 struct Planning {
   const PlanParams& params;
   SearchParams search;
-  Executor& executor;
+  Executor& executor;        ///< with a team: work that it shares
+  Executor& local;           ///< work that every process does for itself, and must do alike
   const Deadline& deadline;  ///< or a stop that the caller asks for
   const RunContext& run;
+
+  /// The deadline for work that every process does for itself: none in a team, where clocks differ.
+  [[nodiscard]] std::stop_token stop_alone() const { return executor.alone() ? deadline.token() : std::stop_token(); }
 };
 
 /// Packs one instance. Refers to it; it must outlive the step.

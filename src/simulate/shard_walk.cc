@@ -5,10 +5,11 @@
 
 namespace routepack {
 
-ShardWalk::ShardWalk(const StepTiming& timing, const StepLoads& loads, std::span<const SlotId> slots, ShardId shard,
-                     std::int32_t places)
+ShardWalk::ShardWalk(const StepTiming& timing, const StepLoads& loads, std::span<const std::int32_t> window_layer,
+                     std::span<const SlotId> slots, ShardId shard, std::int32_t places)
     : timing_(timing),
       loads_(loads),
+      window_layer_(window_layer),
       slots_(slots),
       shard_(shard),
       places_(places),
@@ -25,22 +26,14 @@ std::int32_t ShardWalk::rank_of(std::int32_t place) const {
 
 double ShardWalk::run(Pass pass, std::int32_t row, const ChunkLayers& chunk, double begin, const Accounts& accounts) {
   std::ranges::fill(clock_, begin);
-  std::int32_t routed = chunk.routed_before;
   Context at{.pass = pass, .row = row, .layer = chunk.first, .accounts = accounts};
   if (pass == Pass::Forward) {
     if (chunk.first == 0) together(at, Activity::Row, timing_.row, &DeviceTime::fixed);
-    for (; at.layer < chunk.last; ++at.layer) {
-      layer(at, Pass::Forward, routed);
-      if (timing_.layers[static_cast<std::size_t>(at.layer)].routed) ++routed;
-    }
+    for (; at.layer < chunk.last; ++at.layer) layer(at, Pass::Forward);
   } else {
-    for (std::int32_t l = chunk.first; l < chunk.last; ++l) {
-      if (timing_.layers[static_cast<std::size_t>(l)].routed) ++routed;
-    }
     for (at.layer = chunk.last - 1; at.layer >= chunk.first; --at.layer) {
-      if (timing_.layers[static_cast<std::size_t>(at.layer)].routed) --routed;
-      if (timing_.recompute) layer(at, Pass::Forward, routed);
-      layer(at, Pass::Backward, routed);
+      if (timing_.recompute) layer(at, Pass::Forward);
+      layer(at, Pass::Backward);
     }
     ++at.layer;
   }
@@ -50,10 +43,10 @@ double ShardWalk::run(Pass pass, std::int32_t row, const ChunkLayers& chunk, dou
 }
 
 /// `pass` differs from that of the context in a forward pass that is done again.
-void ShardWalk::layer(const Context& at, Pass pass, std::int32_t routed) {
+void ShardWalk::layer(const Context& at, Pass pass) {
   const LayerTiming& timing = timing_.layers[static_cast<std::size_t>(at.layer)];
   if (pass == Pass::Forward) dense(at, timing, pass);
-  if (timing.routed) experts(at, timing, pass, routed);
+  if (timing.routed) experts(at, timing, pass);
   if (pass == Pass::Backward) dense(at, timing, pass);
 }
 
@@ -70,15 +63,16 @@ void ShardWalk::dense(const Context& at, const LayerTiming& timing, Pass pass) {
     device.dense += seconds;
     device.fixed += fixed;
     const double begin = clock_[static_cast<std::size_t>(slot)];
-    emit(at, place, Activity::Dense, begin, begin + fixed + seconds);
+    emit(at, place, Activity::Dense, begin, begin + (fixed + seconds));  // to the bit where the clock will stand
   }
   for (std::size_t slot = 0; slot < clock_.size(); ++slot)
     clock_[slot] += fixed + work(static_cast<std::int32_t>(slot));
 }
 
-void ShardWalk::experts(const Context& at, const LayerTiming& timing, Pass pass, std::int32_t routed) {
+void ShardWalk::experts(const Context& at, const LayerTiming& timing, Pass pass) {
   meet(at);
-  const RankLoad* ranks = loads_.ranks_of(at.row, shard_, routed);
+  const std::int32_t routed = window_layer_[static_cast<std::size_t>(at.layer)];
+  const RankWork* ranks = loads_.ranks_of(at.row, shard_, routed);
   // The same bytes go to the experts and come back.
   double busiest_link = 0.0;
   for (std::int32_t p = 0; p < loads_.ranks; ++p) {

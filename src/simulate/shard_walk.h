@@ -11,10 +11,9 @@
 
 namespace routepack {
 
-/// Layers [first, last) of the timing, and the number of the first routed one among the window's layers.
+/// Layers [first, last) of the timing.
 struct ChunkLayers {
   std::int32_t first = 0, last = 0;
-  std::int32_t routed_before = 0;
 };
 
 /// What a walk writes to: the account of each device, and who made others wait.
@@ -26,8 +25,9 @@ struct Accounts {
 
 class ShardWalk {
  public:
-  ShardWalk(const StepTiming& timing, const StepLoads& loads, std::span<const SlotId> slots, ShardId shard,
-            std::int32_t places);
+  /// `window_layer`: the window's layer of each routed layer of the timing.
+  ShardWalk(const StepTiming& timing, const StepLoads& loads, std::span<const std::int32_t> window_layer,
+            std::span<const SlotId> slots, ShardId shard, std::int32_t places);
 
   /// All devices begin at `begin`; when the last is done. They have met then.
   double run(Pass pass, std::int32_t row, const ChunkLayers& chunk, double begin, const Accounts& accounts);
@@ -38,9 +38,9 @@ class ShardWalk {
     std::int32_t row, layer;
     const Accounts& accounts;
   };
-  void layer(const Context& at, Pass pass, std::int32_t routed);
+  void layer(const Context& at, Pass pass);
   void dense(const Context& at, const LayerTiming& timing, Pass pass);
-  void experts(const Context& at, const LayerTiming& timing, Pass pass, std::int32_t routed);
+  void experts(const Context& at, const LayerTiming& timing, Pass pass);
   /// A stretch that takes all devices equally long.
   void together(const Context& at, Activity activity, double seconds, double DeviceTime::* part);
   void meet(const Context& at);
@@ -51,6 +51,7 @@ class ShardWalk {
 
   const StepTiming& timing_;
   const StepLoads& loads_;
+  std::span<const std::int32_t> window_layer_;
   std::span<const SlotId> slots_;
   ShardId shard_;
   std::int32_t places_;

@@ -17,33 +17,41 @@
 namespace routepack {
 namespace {
 
-void check_timing(const StepTiming& timing, const Window& window) {
+/// The window's layer of each routed layer. A window holds the MoE layers, or all decoder layers with zeros in the
+/// dense ones.
+std::vector<std::int32_t> window_layers(const StepTiming& timing, const Window& window) {
   const auto routed = std::ranges::count_if(timing.layers, &LayerTiming::routed);
-  if (routed != window.layers()) {
-    throw InvalidInput(fmt::format("timing: found {} MoE layers, wanted the window's {}", routed, window.layers()));
+  const auto decoder = std::ranges::count_if(timing.layers, [](const LayerTiming& l) { return l.stage != kHeadStage; });
+  if (routed != window.layers() && decoder != window.layers()) {
+    throw InvalidInput(
+        fmt::format("timing: found {} MoE layers of {}, wanted the window's {}", routed, decoder, window.layers()));
   }
-  if (timing.tile < 1) throw InvalidInput(fmt::format("timing: tile: found {}, wanted at least 1", timing.tile));
+  std::vector<std::int32_t> numbers;
+  std::int32_t next = 0;
+  for (const LayerTiming& layer : timing.layers) {
+    numbers.push_back(next);
+    if (layer.routed || routed != window.layers()) ++next;
+  }
+  return numbers;
 }
 
 /// Decoder layers dealt evenly over the chunks.
 std::vector<ChunkLayers> deal_layers(const StepTiming& timing, const PipelineShape& pipeline) {
   const auto layers = static_cast<std::int32_t>(timing.layers.size());
-  const std::int32_t chunks = pipeline.stages * pipeline.chunks;
-  if (pipeline.stages < 1 || pipeline.chunks < 1 || chunks > layers) {
+  if (pipeline.stages < 1 || pipeline.chunks < 1 || std::int64_t{pipeline.stages} * pipeline.chunks > layers) {
     throw InvalidInput(fmt::format("pipeline: found {} stages of {} chunks, wanted at least 1 and at most {} in all",
                                    pipeline.stages, pipeline.chunks, layers));
   }
   if (pipeline.stages == 1 && pipeline.chunks > 1) {
     throw InvalidInput(fmt::format("pipeline: found {} chunks on a single stage, wanted 1", pipeline.chunks));
   }
+  const std::int32_t chunks = pipeline.stages * pipeline.chunks;
   std::vector<ChunkLayers> dealt;
   ChunkLayers next;
   for (std::int32_t c = 0; c < chunks; ++c) {
     next.last = next.first + layers / chunks + (c < layers % chunks ? 1 : 0);
     dealt.push_back(next);
-    for (; next.first < next.last; ++next.first) {
-      if (timing.layers[static_cast<std::size_t>(next.first)].routed) ++next.routed_before;
-    }
+    next.first = next.last;
   }
   return dealt;
 }
@@ -59,14 +67,13 @@ class Run {
         sink_(sink),
         meet_in_rows_(instance.sync == Sync::Row),
         chunks_(deal_layers(timing, pipeline)),
+        window_layer_(window_layers(timing, instance.window)),
         loads_(step_loads(instance, placement, layout, timing.tile)) {
     result_.culprits.by_slot.resize(static_cast<std::size_t>(loads_.slots));
-    result_.culprits.by_rank.resize(static_cast<std::size_t>(loads_.shards * loads_.ranks));
+    result_.culprits.by_rank.resize(static_cast<std::size_t>(std::int64_t{loads_.shards} * loads_.ranks));
     result_.culprits.by_layer.resize(timing.layers.size());
     result_.culprits.by_row.resize(static_cast<std::size_t>(loads_.rows));
-    for (const CellLoad& cell : loads_.cells) {
-      result_.tokens += static_cast<std::int64_t>(cell.tokens);
-    }
+    for (const SampleId i : instance.window.sample_ids()) result_.tokens += instance.window.length(i);
     for (std::int32_t row = 0; row < loads_.rows; ++row) {
       double most = 0.0;
       for (const SlotId d : topology_.slot_ids()) most = std::max(most, loads_.cells[loads_.cell_index(row, d)].tokens);
@@ -80,7 +87,7 @@ class Run {
         for (std::int32_t place = 0; place < places; ++place) {
           result_.devices.push_back({.device = {.stage = stage, .shard = g, .place = place}});
         }
-        if (stage == 0) walks_.emplace_back(timing_, loads_, slots, g, places);
+        if (stage == 0) walks_.emplace_back(timing_, loads_, window_layer_, slots, g, places);
       }
     }
     first_device_.push_back(result_.devices.size());
@@ -106,8 +113,12 @@ class Run {
     }
   };
 
+  [[nodiscard]] std::size_t index_of(std::int32_t stage, ShardId g) const {
+    return static_cast<std::size_t>(std::int64_t{stage} * loads_.shards + g.value());
+  }
+
   std::span<DeviceTime> devices_of(std::int32_t stage, ShardId g) {
-    const auto index = static_cast<std::size_t>(stage * loads_.shards + g.value());
+    const std::size_t index = index_of(stage, g);
     return std::span(result_.devices).subspan(first_device_[index], first_device_[index + 1] - first_device_[index]);
   }
 
@@ -129,7 +140,7 @@ class Run {
   void pass_all() {
     const auto chunk_count = static_cast<std::int32_t>(chunks_.size());
     Done forward(loads_.rows, chunk_count, loads_.shards), backward(loads_.rows, chunk_count, loads_.shards);
-    free_.assign(static_cast<std::size_t>(pipeline_.stages * loads_.shards), 0.0);
+    free_.assign(static_cast<std::size_t>(std::int64_t{pipeline_.stages} * loads_.shards), 0.0);
     std::vector<std::vector<PassOfRow>> orders;
     for (std::int32_t stage = 0; stage < pipeline_.stages; ++stage) {
       orders.push_back(stage_order(pipeline_, stage, loads_.rows));
@@ -171,7 +182,7 @@ class Run {
                               : timing_.hand_over * longest_cell_[static_cast<std::size_t>(pass.row)];
     double last = 0.0;
     for (const ShardId g : topology_.shard_ids()) {
-      double& free = free_[static_cast<std::size_t>(stage * loads_.shards + g.value())];
+      double& free = free_[index_of(stage, g)];
       const double* from = source(pass, g, forward, backward);
       const double begin = from == nullptr ? free : std::max(free, *from + travel);
       wait(stage, g, pass.row, free, begin, &DeviceTime::wait_pipeline);
@@ -181,7 +192,7 @@ class Run {
     }
     const bool meet = meet_in_rows_ && (pipeline_.stages > 1 || pass.pass == Pass::Backward);
     for (const ShardId g : topology_.shard_ids()) {
-      double& free = free_[static_cast<std::size_t>(stage * loads_.shards + g.value())];
+      double& free = free_[index_of(stage, g)];
       if (meet) {
         wait(stage, g, pass.row, free, last, &DeviceTime::wait_shards);
         free = last;
@@ -196,7 +207,7 @@ class Run {
     for (const ShardId g : topology_.shard_ids()) {
       double end = 0.0;
       for (std::int32_t stage = 0; stage < pipeline_.stages; ++stage) {
-        end = std::max(end, free_[static_cast<std::size_t>(stage * loads_.shards + g.value())]);
+        end = std::max(end, free_[index_of(stage, g)]);
       }
       result_.shard_ends.push_back(end);
       all = std::max(all, end);
@@ -204,7 +215,7 @@ class Run {
     result_.seconds = all + timing_.reduce + timing_.optimizer;
     for (std::int32_t stage = 0; stage < pipeline_.stages; ++stage) {
       for (const ShardId g : topology_.shard_ids()) {
-        const double free = free_[static_cast<std::size_t>(stage * loads_.shards + g.value())];
+        const double free = free_[index_of(stage, g)];
         wait(stage, g, -1, free, result_.shard_ends[g], &DeviceTime::wait_pipeline);
         wait(stage, g, -1, result_.shard_ends[g], all, &DeviceTime::wait_shards);
         for (DeviceTime& device : devices_of(stage, g)) {
@@ -222,6 +233,7 @@ class Run {
   TimelineSink* sink_;
   bool meet_in_rows_;
   std::vector<ChunkLayers> chunks_;
+  std::vector<std::int32_t> window_layer_;
   StepLoads loads_;
   std::vector<double> longest_cell_;       // [R]
   std::vector<ShardWalk> walks_;           // [G]
@@ -234,7 +246,7 @@ class Run {
 
 StepTimes simulate_step(const Instance& instance, const Placement& placement, const Layout& layout,
                         const StepTiming& timing, const PipelineShape& pipeline, TimelineSink* sink) {
-  check_timing(timing, instance.window);
+  if (timing.tile < 1) throw InvalidInput(fmt::format("timing: tile: found {}, wanted at least 1", timing.tile));
   if (layout.slots() != instance.topology.slots()) {
     throw InvalidInput(fmt::format("layout: slots: found {}, wanted {}", layout.slots(), instance.topology.slots()));
   }

@@ -41,7 +41,7 @@ StepLoads step_loads(const Instance& instance, const Placement& placement, const
   const auto pad_rates = pad_rank_rates(window, placement);
   std::vector<std::int64_t> of_cell(layers * experts), of_shard(layers * experts);
   std::vector<std::int64_t> padding(pad_rates.size());
-  RankLoad* out = loads.rank.data();
+  RankWork* out = loads.rank.data();
   for (const RowId r : layout.row_ids()) {
     for (const ShardId g : topology.shard_ids()) {
       std::ranges::fill(of_shard, 0);
@@ -75,7 +75,7 @@ StepLoads step_loads(const Instance& instance, const Placement& placement, const
         for (std::size_t e = 0; e < experts; ++e) {
           const std::int64_t load = of_shard[l * experts + e];
           if (load == 0) continue;
-          RankLoad& rank = out[rank_of[e]];
+          RankWork& rank = out[rank_of[e]];
           rank.tokens += load;
           rank.computed += (load + tile - 1) / tile * tile;
           ++rank.active;

@@ -17,7 +17,7 @@ struct CellLoad {
 };
 
 /// What an EP rank does in one row and layer.
-struct RankLoad {
+struct RankWork {
   std::int64_t tokens = 0;    ///< W, padding among them
   std::int64_t computed = 0;  ///< every expert's load as the next multiple of the tile
   std::int64_t active = 0;    ///< experts with load
@@ -27,12 +27,12 @@ struct StepLoads {
   std::int32_t rows = 0, slots = 0, shards = 0, layers = 0, ranks = 0;
   std::vector<CellLoad> cells = {};     ///< [R, D]
   std::vector<std::int64_t> sent = {};  ///< [R, D, L] routed tokens of the cell
-  std::vector<RankLoad> rank = {};      ///< [R, G, L, P]
+  std::vector<RankWork> rank = {};      ///< [R, G, L, P]
 
   [[nodiscard]] std::size_t cell_index(std::int32_t row, SlotId d) const {
     return static_cast<std::size_t>(std::int64_t{row} * slots + d.value());
   }
-  [[nodiscard]] const RankLoad* ranks_of(std::int32_t row, ShardId g, std::int32_t layer) const {
+  [[nodiscard]] const RankWork* ranks_of(std::int32_t row, ShardId g, std::int32_t layer) const {
     return rank.data() + ((std::int64_t{row} * shards + g.value()) * layers + layer) * ranks;
   }
 };

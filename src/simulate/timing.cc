@@ -97,7 +97,7 @@ StepTiming time_model(const ModelShape& shape, const Device& device, const Model
   for (const LayerShape& layer : shape.layers) {
     timing.layers.push_back(time_layer(shape, layer, device, spread.capacity, cell_share));
   }
-  LayerTiming head{.stage = "head", .routed = false};
+  LayerTiming head{.stage = std::string(kHeadStage), .routed = false};
   const double head_forward =
       cell_share * 2.0 * static_cast<double>(shape.hidden) * static_cast<double>(shape.vocab) / device.dense_flops;
   head.token = {head_forward, 2.0 * head_forward};

@@ -13,7 +13,7 @@ namespace routepack {
 namespace {
 
 constexpr double kLongest = 1e6;  // seconds; anything longer is a mistake
-constexpr std::int64_t kMostLayers = 100'000;
+constexpr std::int64_t kMostLayers = 10'000;
 
 double seconds(const TomlTable& table, std::string_view key) {
   return table.number(key, 0.0, kLongest).value_or(0.0);
@@ -62,26 +62,26 @@ StepTiming StepTiming::parse(const std::string& toml, const std::string& where) 
   const auto stages = root.tables("stage");
   if (!stages || stages->empty()) root.fail("stage", "missing, wanted at least one [[stage]]");
   std::vector<std::int64_t> counts;
+  std::vector<LayerTiming> layer_of;  // by stage
   std::int64_t all = 0;
   for (const TomlTable& stage : *stages) {
     stage.refuse_unknown_keys({"name", "layers", "token", "pair"});
-    if (stage.string("name").value_or("").empty()) stage.fail("name", "missing, wanted the name of the stage");
+    const std::string name = stage.string("name").value_or("");
+    if (name.empty()) stage.fail("name", "missing, wanted the name of the stage");
     const auto layers = stage.integer("layers", 1, kMostLayers);
     if (!layers) stage.fail("layers", "missing, wanted the number of layers of this stage");
+    const auto each = [&](std::string_view key) {
+      return split(need_seconds(stage, key) / static_cast<double>(*layers));
+    };
+    layer_of.push_back({.stage = name, .token = each("token"), .pair = each("pair")});
     counts.push_back(*layers);
     all += *layers;
   }
   if (all > kMostLayers) root.fail("stage", fmt::format("found {} layers, wanted at most {}", all, kMostLayers));
   const std::int64_t dense_layers = root.integer("dense_layers", 0, all).value_or(0);
   for (const std::size_t s : interleave(counts)) {
-    const TomlTable& stage = (*stages)[s];
-    const auto each = [&](std::string_view key) {
-      return split(need_seconds(stage, key) / static_cast<double>(counts[s]));
-    };
-    timing.layers.push_back({.stage = *stage.string("name"),
-                             .routed = std::cmp_greater_equal(timing.layers.size(), dense_layers),
-                             .token = each("token"),
-                             .pair = each("pair")});
+    timing.layers.push_back(layer_of[s]);
+    timing.layers.back().routed = std::cmp_greater(timing.layers.size(), dense_layers);
   }
   return timing;
 }

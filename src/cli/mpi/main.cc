@@ -8,6 +8,7 @@
 
 #include "cli/command.h"
 #include "cli/mpi/ping.h"
+#include "cli/plan.h"
 #include "cli/process.h"
 #include "cli/program.h"
 #include "cli/transfer.h"
@@ -22,8 +23,9 @@ int overview(const MpiWorld& world) {
   fmt::print(
       "One rank of a job under {1}: start it with that library's launcher (mpirun -np 4 {0} …).\n\n"
       "  {0} ping       every pair of ranks exchanges messages; latency and bandwidth\n"
+      "  {0} plan       plans a window, all ranks together; rank 0 writes\n"
       "  {0} transfer   moves synthetic expert state between the ranks and checks every byte\n\n"
-      "Options: {0} ping --help, {0} transfer --help. Exit status: that of routepack.\n",
+      "Options: {0} ping --help, {0} plan --help, {0} transfer --help. Exit status: that of routepack.\n",
       kName, world.library());
   return finish(kFine);
 }
@@ -33,6 +35,7 @@ int run_rank(int argc, char** argv, MpiWorld& world) {
   const std::string_view first = argc > 1 ? argv[1] : "--help";
   if (first == "--help" || first == "-h") return transport.rank() == 0 ? overview(world) : int{kFine};
   if (first == "ping") return run_ping_rank(argc, argv, transport, kName);
+  if (first == "plan") return run_plan_rank(argc, argv, transport, kName);
   return run_transfer_rank(argc, argv, transport, kName);
 }
 

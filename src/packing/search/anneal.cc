@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/assert.h"
+#include "core/bytes.h"
 #include "core/philox.h"
 #include "core/portable_math.h"
 #include "packing/search/chain.h"
@@ -69,8 +70,8 @@ class Annealing {
     if (levels.empty()) return Ending::NothingToMove;
     const std::int64_t steps = steps_per_level();
     for (std::size_t n = 0; n < levels.size(); ++n) {
-      run_level(static_cast<Index>(n), levels[n], steps);
-      if (deadline_.over()) return Ending::Stopped;
+      const bool over = run_level(static_cast<Index>(n), levels[n], steps);
+      if (over) return Ending::Stopped;
       if (bound_reached()) return Ending::BoundReached;
       if (n + 1 < levels.size()) select(static_cast<Index>(n), levels[n], levels[n + 1]);
     }
@@ -85,26 +86,49 @@ class Annealing {
     return std::max<std::int64_t>(1, all / shares);
   }
 
-  void run_level(Index level, double temperature, std::int64_t steps) {
-    std::vector<std::vector<Index>> starts(population_.size());
-    std::vector<Trail> trails(population_.size());
-    executor_.for_each(population_.size(), [&](std::size_t j) {
-      starts[j] = population_[j].cells_of_items();
-      const Task task{.seed = seed_,
-                      .level = level,
-                      .chain = static_cast<Index>(j),
-                      .temperature = temperature,
-                      .steps = steps,
-                      .weights = weights_};
-      Totals totals = population_[j].totals();
-      trails[j] = walk(population_[j], everything_, task, params_, totals, deadline_.token());
-    });
+  /// Whether the deadline is over.
+  bool run_level(Index level, double temperature, std::int64_t steps) {
+    struct Walked {
+      std::int64_t proposals = 0, accepted = 0;
+      Score best;
+    };
+    std::vector<Walked> walked(population_.size());
+    std::vector<std::vector<Index>> best_cells(population_.size());  // where a walk came below the best so far
+    const SharedWork walks{.body =
+                               [&](std::size_t j) {
+                                 auto start = population_[j].cells_of_items();
+                                 const Task task{.seed = seed_,
+                                                 .level = level,
+                                                 .chain = static_cast<Index>(j),
+                                                 .temperature = temperature,
+                                                 .steps = steps,
+                                                 .weights = weights_};
+                                 Totals totals = population_[j].totals();
+                                 const Trail trail =
+                                     walk(population_[j], everything_, task, params_, totals, deadline_.token());
+                                 walked[j] = {trail.proposals, trail.accepted, trail.best_exact};
+                                 if (trail.best_exact < best_) best_cells[j] = trail.best_cells(std::move(start));
+                               },
+                           .give =
+                               [&](std::size_t j, std::vector<std::byte>& out) {
+                                 put(out, walked[j]);
+                                 put_list(out, std::span<const Index>(best_cells[j]));
+                                 population_[j].give(everything_.cells, out);
+                               },
+                           .take =
+                               [&](std::size_t j, std::span<const std::byte> bytes) {
+                                 ByteReader reader(bytes);
+                                 walked[j] = reader.get<Walked>();
+                                 best_cells[j] = reader.get_list<Index>();
+                                 population_[j].take(reader);
+                               }};
+    const bool over = executor_.share(population_.size(), walks, deadline_);
     std::int64_t proposals = 0;
     std::int64_t accepted = 0;
-    for (std::size_t j = 0; j < trails.size(); ++j) {
-      proposals += trails[j].proposals;
-      accepted += trails[j].accepted;
-      if (trails[j].best_exact < best_) consider(trails[j].best_exact, trails[j].best_cells(std::move(starts[j])));
+    for (std::size_t j = 0; j < walked.size(); ++j) {
+      proposals += walked[j].proposals;
+      accepted += walked[j].accepted;
+      if (walked[j].best < best_) consider(walked[j].best, std::move(best_cells[j]));
     }
     found_.proposals += proposals;
     found_.accepted += accepted;
@@ -118,6 +142,7 @@ class Annealing {
                  .gap = gap_to(best_.max_shard, bound_),
                  .proposals = found_.proposals});
     }
+    return over;
   }
 
   /// Terminal states compete for the next level; a member may get several descendants.

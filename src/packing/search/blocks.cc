@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/assert.h"
+#include "core/bytes.h"
 #include "core/philox.h"
 #include "packing/search/chain.h"
 #include "packing/search/pace.h"
@@ -72,16 +73,17 @@ class BlockAnnealing {
     for (std::size_t n = 0; n < levels.size(); ++n) {
       std::int64_t proposals = 0;
       std::int64_t accepted = 0;
+      bool over = false;
       for (std::int64_t k = 0; k < rounds; ++k) {
         const auto round = static_cast<Index>(static_cast<std::int64_t>(n) * rounds + k);
-        const double share = pace.next();
+        const double share = pace.next(executor_);
         found_.cut = pace.cut();
-        run_round(round, levels[n], share / static_cast<double>(params_.levels * rounds), n + 1 == levels.size(),
-                  proposals, accepted);
-        if (deadline_.over()) break;
+        over = run_round(round, levels[n], share / static_cast<double>(params_.levels * rounds), n + 1 == levels.size(),
+                         proposals, accepted);
+        if (over) break;
       }
       report(levels[n], proposals, accepted);
-      if (deadline_.over()) return Ending::Stopped;
+      if (over) return Ending::Stopped;
       if (bound_reached()) return Ending::BoundReached;
     }
     return pace.cut() ? Ending::Stopped : Ending::Budget;
@@ -92,37 +94,56 @@ class BlockAnnealing {
     return std::min(params_.proposals_per_sample, std::max<std::int64_t>(1, params_.most_proposals / all));
   }
 
-  /// `share` of all steps.
-  void run_round(Index round, double temperature, double share, bool last_level, std::int64_t& proposals,
+  /// `share` of all steps. Whether the deadline is over.
+  bool run_round(Index round, double temperature, double share, bool last_level, std::int64_t& proposals,
                  std::int64_t& accepted) {
     const auto regions = deal(round);
-    std::vector<Trail> trails(regions.size());
+    struct Done {
+      std::int64_t proposals = 0, accepted = 0;
+    };
+    std::vector<Done> done(regions.size());
     const double per_sample = static_cast<double>(steps_per_sample()) * share;
+    const SharedWork walks{
+        .body =
+            [&](std::size_t b) {
+              const auto movable = static_cast<double>(regions[b].movable.size());
+              const Task task{.seed = seed_,
+                              .level = round,
+                              .chain = static_cast<Index>(b),
+                              .temperature = temperature,
+                              .steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(per_sample * movable)),
+                              .weights = weights_,
+                              .end_at_best = last_level};
+              Totals totals = share_of_block();
+              const Trail trail = walk(state_, regions[b], task, params_, totals, deadline_.token());
+              done[b] = {trail.proposals, trail.accepted};
+            },
+        .give =
+            [&](std::size_t b, std::vector<std::byte>& out) {
+              put(out, done[b]);
+              state_.give(regions[b].cells, out);
+            },
+        .take =
+            [&](std::size_t b, std::span<const std::byte> bytes) {
+              ByteReader reader(bytes);
+              done[b] = reader.get<Done>();
+              state_.take(reader);
+            }};
     // Waking a thread takes about as long as a thousand proposals.
-    SerialExecutor alone;
+    SerialExecutor serial;
     const bool short_round = per_sample * static_cast<double>(problem_.movable.size()) < kWorthThreads;
-    Executor& executor = short_round ? static_cast<Executor&>(alone) : executor_;
-    executor.for_each(regions.size(), [&](std::size_t b) {
-      const auto movable = static_cast<double>(regions[b].movable.size());
-      const Task task{.seed = seed_,
-                      .level = round,
-                      .chain = static_cast<Index>(b),
-                      .temperature = temperature,
-                      .steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(per_sample * movable)),
-                      .weights = weights_,
-                      .end_at_best = last_level};
-      Totals totals = share_of_block();
-      trails[b] = walk(state_, regions[b], task, params_, totals, deadline_.token());
-    });
+    Executor& executor = short_round && executor_.alone() ? static_cast<Executor&>(serial) : executor_;
+    const bool over = executor.share(regions.size(), walks, deadline_);
     totals_ = state_.totals();
-    for (const Trail& trail : trails) {
-      proposals += trail.proposals;
-      accepted += trail.accepted;
+    for (const Done& one : done) {
+      proposals += one.proposals;
+      accepted += one.accepted;
     }
     if (const Score score = state_.exact_score(); score < best_) {
       best_ = score;
       best_cells_ = state_.cells_of_items();
     }
+    return over;
   }
 
   /// Cuts the units into blocks, each time others.

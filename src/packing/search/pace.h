@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "exec/deadline.h"
+#include "exec/executor.h"
 
 namespace routepack::search {
 
@@ -20,14 +21,14 @@ class Pace {
     rate_ = sample / std::max(1e-9, seconds(took));
   }
 
-  /// The share of the next round, in (0, 1].
-  [[nodiscard]] double next() {
+  /// The share of the next round, in (0, 1]; in a team by the first process's clock.
+  [[nodiscard]] double next(Executor& executor) {
     if (!deadline_.end()) return 1.0;
     const auto now = Deadline::Clock::now();
     if (done_ > 0.0) rate_ = done_ / std::max(1e-9, seconds(now - start_));
     const double affordable = rate_ * std::max(0.0, seconds(*deadline_.end() - now));
     const double wanted = per_round_ * static_cast<double>(left_);
-    const double share = std::clamp(affordable / wanted, 1e-6, 1.0);
+    const double share = executor.agree(std::clamp(affordable / wanted, 1e-6, 1.0));
     cut_ = cut_ || share < 1.0;
     done_ += share * per_round_;
     --left_;

@@ -49,38 +49,76 @@ State::State(const Problem& problem, const Arrangement& arrangement) : problem_(
   joint_.resize(row_shards);
   dense_.resize(row_shards);
   fixed_.resize(row_shards);
-  Totals room{.score = {}, .shard_totals = {}, .scratch = std::vector<std::int32_t>(2 * shape.layer_lanes())};
 
   for (std::size_t at = 0; at < arrangement.cells.size(); ++at) {
     const auto cell = static_cast<Index>(at / problem.slots * problem.slots + problem.column_of[at % problem.slots]);
-    for (const std::size_t item : arrangement.cells[at].items) {
-      cell_of_[item] = cell;
-      place_in_cell_[item] = static_cast<Index>(members_[cell].size());
-      members_[cell].push_back(static_cast<Index>(item));
-    }
-    CellSums sums{.closed = arrangement.cells[at].closed};
-    for (const Index item : members_[cell]) sums = changed(sums, Move::kNobody, item);
-    set_sums(cell, sums);
+    const auto& items = arrangement.cells[at].items;
+    set_members(cell, std::vector<Index>(items.begin(), items.end()), arrangement.cells[at].closed);
   }
-  for (Index rs = 0; rs < row_shards; ++rs) {
-    for (Index cell = problem.first_cell(rs); cell < problem.end_cell(rs); ++cell) {
-      pads_[rs] += pads(cells_[cell]);
-      for (const Index item : members_[cell]) exchange_loads(rs, Move::kNobody, item);
-    }
-    refresh_slowest(rs);
-    // A move of nothing prices the row-shard as it is.
-    Outcome now;
-    const Move nothing{.item = Move::kNobody, .partner = Move::kNobody, .to = 0};
-    Dense dense{.pads_a = pads_[rs]};
-    const bool kept = expert_after(nothing, rs, rs, dense, room, now);
-    ROUTEPACK_ASSERT(kept, "a seed puts more than max_rank_tokens on a rank");
-    double attention = 0.0;
-    for (std::size_t s = 0; s < stages; ++s) attention += slowest_[rs * stages + s].first;
-    expert_[rs] = now.expert_a;
-    dense_[rs] = attention;
-    joint_[rs] = attention + expert_[rs];
-    fixed_[rs] = problem.to_fixed(joint_[rs]);
+  for (Index rs = 0; rs < row_shards; ++rs) make_anew(rs);
+}
+
+void State::set_members(Index cell, std::vector<Index> items, bool closed) {
+  members_[cell] = std::move(items);
+  CellSums sums{.closed = closed};
+  for (std::size_t place = 0; place < members_[cell].size(); ++place) {
+    const Index item = members_[cell][place];
+    cell_of_[item] = cell;
+    place_in_cell_[item] = static_cast<Index>(place);
+    sums = changed(sums, Move::kNobody, item);
   }
+  set_sums(cell, sums);
+}
+
+/// From its members and their sums.
+void State::make_anew(Index row_shard) {
+  const LaneShape& shape = problem_->loads.shape();
+  const std::size_t stages = problem_->instance.cost.stages().size();
+  const auto clear = [&](auto& values, std::size_t width) {
+    std::fill_n(values.begin() + static_cast<std::ptrdiff_t>(row_shard * width), width, 0);
+  };
+  clear(loads_, shape.lanes());
+  clear(peaks_, shape.layer_lanes());
+  if (problem_->loads.narrow()) clear(relative_, shape.lanes());
+  pads_[row_shard] = 0;
+  peak_sums_[row_shard] = 0;
+  for (Index cell = problem_->first_cell(row_shard); cell < problem_->end_cell(row_shard); ++cell) {
+    pads_[row_shard] += pads(cells_[cell]);
+    for (const Index item : members_[cell]) exchange_loads(row_shard, Move::kNobody, item);
+  }
+  refresh_slowest(row_shard);
+  // A move of nothing prices the row-shard as it is.
+  Totals room{.score = {}, .shard_totals = {}, .scratch = std::vector<std::int32_t>(2 * shape.layer_lanes())};
+  Outcome now;
+  const Move nothing{.item = Move::kNobody, .partner = Move::kNobody, .to = 0};
+  const Dense dense{.pads_a = pads_[row_shard]};
+  const bool kept = expert_after(nothing, row_shard, row_shard, dense, room, now);
+  ROUTEPACK_ASSERT(kept, "a layout puts more than max_rank_tokens on a rank");
+  double attention = 0.0;
+  for (std::size_t s = 0; s < stages; ++s) attention += slowest_[row_shard * stages + s].first;
+  expert_[row_shard] = now.expert_a;
+  dense_[row_shard] = attention;
+  joint_[row_shard] = attention + expert_[row_shard];
+  fixed_[row_shard] = problem_->to_fixed(joint_[row_shard]);
+}
+
+void State::give(std::span<const Index> cells, std::vector<std::byte>& out) const {
+  put(out, static_cast<std::uint64_t>(cells.size()));
+  for (const Index cell : cells) {
+    put(out, cell);
+    put_list(out, std::span<const Index>(members_[cell]));
+  }
+}
+
+void State::take(ByteReader& bytes) {
+  std::vector<Index> row_shards;
+  for (auto cells = bytes.get<std::uint64_t>(); cells > 0; --cells) {
+    const auto cell = bytes.get<Index>();
+    set_members(cell, bytes.get_list<Index>(), cells_[cell].closed);
+    const Index rs = problem_->row_shard_of[cell];
+    if (row_shards.empty() || row_shards.back() != rs) row_shards.push_back(rs);
+  }
+  for (const Index rs : row_shards) make_anew(rs);
 }
 
 State::CellSums State::changed(const CellSums& cell, Index leaves, Index joins) const {

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/bytes.h"
 #include "cost/kernels/exchange.h"
 #include "cost/row_cost.h"
 #include "packing/arrangement.h"
@@ -93,6 +94,12 @@ class State {
   [[nodiscard]] std::span<const double> joint() const { return joint_; }
   [[nodiscard]] std::int64_t fixed_joint(Index row_shard) const { return fixed_[row_shard]; }
 
+  /// What is in the cells of some row-shards, for a state in another process, order among it: proposals depend on it.
+  void give(std::span<const Index> cells, std::vector<std::byte>& out) const;
+  /// Puts into those cells what another state gave; together they hold the same items as before. Everything kept of
+  /// their row-shards is made anew. Calls for different row-shards may run at the same time.
+  void take(ByteReader& bytes);
+
   [[nodiscard]] Index cell_of(Index item) const { return cell_of_[item]; }
   [[nodiscard]] const std::vector<Index>& cells_of_items() const { return cell_of_; }
   [[nodiscard]] std::span<const Index> items_in(Index cell) const { return members_[cell]; }
@@ -144,6 +151,8 @@ class State {
   void exchange_loads(Index row_shard, Index leaves, Index joins);
   void refresh_slowest(Index row_shard);
   void set_sums(Index cell, const CellSums& sums);
+  void set_members(Index cell, std::vector<Index> items, bool closed);
+  void make_anew(Index row_shard);
   [[nodiscard]] double rough_cost(std::size_t stage, std::int64_t tokens, std::int64_t squares) const;
   template <class Lane>
   [[nodiscard]] const Lane* loads_of(Index item) const;

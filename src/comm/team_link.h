@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// A team over the point-to-point messages of a transport: threads of a process, or MPI.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "routepack/communicator.h"
+#include "routepack/transport.h"
+
+namespace routepack {
+
+/// Everyone sends to everyone: two small messages and two long ones per pair and call. Teams are as large as the hosts
+/// of a job, not as its accelerators.
+class TeamLink final : public Communicator {
+ public:
+  /// @param limit how long a call waits for a silent member; longer than the longest piece of work between two calls
+  TeamLink(Transport& transport, std::chrono::milliseconds limit) : transport_(transport), limit_(limit) {}
+
+  [[nodiscard]] std::int32_t rank() const override { return transport_.rank(); }
+  [[nodiscard]] std::int32_t ranks() const override { return transport_.ranks(); }
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
+
+  /// Bytes that this member has sent.
+  [[nodiscard]] std::int64_t sent_bytes() const { return sent_bytes_; }
+
+ private:
+  struct Mail;
+  void exchange(Mail& mail);
+
+  Transport& transport_;
+  std::chrono::milliseconds limit_;
+  std::int64_t sent_bytes_ = 0;
+};
+
+}  // namespace routepack
