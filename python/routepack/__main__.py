@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`routepack SUBCOMMAND …` of the Python package, also as `python -m routepack`.
 
-convert and report are Python; every other subcommand is the C++ command line that the package carries.
+Those of _PYTHON are Python; every other subcommand is the C++ command line that the package carries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from pathlib import Path
 from routepack._terminal import output
 
 _PYTHON = {
+    "calibrate": "Fit the costs to measured times",
     "convert": "Count recorded routes into a window",
+    "evaluate": "Run strategies on scenarios: throughput, tests, tables",
     "report": "Show what a plan gains: page, pictures, trace",
 }
 
@@ -37,10 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        if arguments[:1] == ["calibrate"]:
+            from routepack.calibrate.cli import main as calibrate
+
+            return calibrate(arguments[1:])
         if arguments[:1] == ["convert"]:
             from routepack.convert import main as convert
 
             return convert(arguments[1:])
+        if arguments[:1] == ["evaluate"]:
+            from routepack.evaluate.cli import main as evaluate
+
+            return evaluate(arguments[1:])
         if arguments[:1] == ["report"]:
             from routepack.report.cli import main as report
 

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 import routepack
-from routepack.__main__ import main, program
+from routepack.__main__ import _PYTHON, main, program
 
 MODULE = [sys.executable, "-m", "routepack"]
 
@@ -39,7 +39,7 @@ def subcommands(text: str) -> list[str]:
 
 def test_one_help_has_every_subcommand():
     text = run("--help").stdout
-    assert subcommands(text) == [*subcommands(cpp("--help").stdout), "convert", "report"]
+    assert subcommands(text) == [*subcommands(cpp("--help").stdout), *_PYTHON]
     assert "not in this executable" not in text and text == run("-h").stdout
     starts = {re.match(r"  \S+ +", line).end() for line in text.split("Subcommands:\n")[1].split("\n\n")[0].splitlines()}  # type: ignore[union-attr]
     assert len(starts) == 1  # one column

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import routepack
+import routepack.calibrate
 import routepack.convert
 import routepack.report
 import routepack.transfer
@@ -50,7 +51,7 @@ def with_examples() -> list[str]:
     return ["_core", *(".".join(name.parts).removesuffix(".__init__") for name in names)]
 
 
-PUBLIC = (routepack, exporters, routepack.report, routepack.convert, routepack.transfer)
+PUBLIC = (routepack, exporters, routepack.report, routepack.convert, routepack.transfer, routepack.calibrate)
 
 
 def is_function(value: object) -> bool:

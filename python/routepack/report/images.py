@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,30 @@ def write_images(analysis: Analysis, folder: Path) -> list[Path]:
 
     :raises InvalidInput: when matplotlib is not installed
     """
+    paintings = {name: functools.partial(paint, analysis) for name, paint in _FIGURES.items()}
+    return draw(paintings, folder, f"report: found no matplotlib, wanted it for --figures: {HINT}")
+
+
+def draw(paintings: Mapping[str, Callable[[Any], None]], folder: Path, without: str) -> list[Path]:
+    """Paints each on a matplotlib figure and writes it as NAME.png and NAME.svg, whole or not at all.
+
+    :param without: what to say when matplotlib is not installed
+    :raises InvalidInput: then
+    """
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise routepack.InvalidInput(f"report: found no matplotlib, wanted it for --figures: {HINT}") from None
+        raise routepack.InvalidInput(without) from None
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     # A fixed salt and no date: the same plan gives the same bytes.
     with rc_context({"svg.hashsalt": "routepack", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        for name, paint in _FIGURES.items():
+        for name, paint in paintings.items():
             figure = Figure(figsize=(9.0, 4.2), layout="constrained")
             FigureCanvasAgg(figure)
-            paint(analysis, figure)
+            paint(figure)
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 path = folder / f"{name}.{kind}"
                 _whole_or_not(path, lambda to: figure.savefig(to, format=kind, dpi=150, metadata=metadata))
