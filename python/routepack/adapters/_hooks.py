@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding what an adapter hooks into, by what is there and never by a version number."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import runpy
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from routepack._errors import InvalidInput
+
+
+def module_of(framework: str, name: str) -> Any:
+    """A module of a framework. @raises InvalidInput when it cannot be imported"""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidInput(f"{framework}: {name} cannot be imported ({error}); install the framework first") from error
+
+
+def plain_class(cls: Any) -> Any:
+    """The class behind a Ray actor class, on which methods can be replaced; any other class as it is."""
+    return getattr(getattr(cls, "__ray_metadata__", None), "modified_class", cls)
+
+
+def need_function(framework: str, owner: Any, name: str, parameters: Sequence[str], *, calls: str = "") -> Any:
+    """A function or method that has these parameters, and calls `calls`: the one inside, where others are wrapped
+    around it, as Ray does with the methods of actors.
+
+    :raises InvalidInput: naming what is missing
+    """
+    where = f"{framework}: {getattr(owner, '__name__', owner)}.{name}"
+    function = inspect.getattr_static(owner, name, None)
+    if callable(function):
+        function = inspect.unwrap(function)
+    if not isinstance(function, types.FunctionType):
+        raise InvalidInput(f"{where}: not found; this version has another hook, and RoutePack stays off")
+    has = list(inspect.signature(function).parameters)
+    missing = [parameter for parameter in parameters if parameter not in has]
+    if missing:
+        raise InvalidInput(f"{where}: found parameters {', '.join(has)}, wanted also {', '.join(missing)}")
+    if calls and calls not in function.__code__.co_names:
+        raise InvalidInput(f"{where}: found no call of {calls}, wanted one; RoutePack stays off")
+    return function
+
+
+def with_global(function: Any, name: str, value: Any) -> Callable[..., Any]:
+    """The same function, for which one name of its module means something else.
+
+    Ray ships actor classes by value: in the actor the function's module is not the one that can be imported there, and
+    replacing the name in that one would change nothing.
+    """
+    made = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, name: value},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def run_script(install: Callable[[], object], usage: str) -> None:
+    """`python -m routepack.adapters.X script.py arguments`: installs, then runs the script as if it were alone."""
+    if len(sys.argv) < 2:
+        raise SystemExit(usage)
+    install()
+    script = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    runpy.run_path(script, run_name="__main__")

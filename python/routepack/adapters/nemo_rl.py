@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NeMo RL: sequence packing answers with RoutePack's layout.
+
+    from routepack.adapters import Settings, nemo_rl
+    nemo_rl.install(Settings(cost="cost.toml"))    # in the driver, before the policy trains
+
+or, without touching a file, `python -m routepack.adapters.nemo_rl examples/run_grpo.py …` with
+ROUTEPACK_COST=cost.toml.
+
+NeMo RL cuts a batch on its driver, once for log-probs and once for training, always through
+`BatchedDataDict.shard_by_batch_size`. The plan is made at the first of these for the chunks that training will take
+(`train_global_batch_size` samples), and serves the others where their cap allows it.
+Source: nemo_rl/distributed/batched_data_dict.py, nemo_rl/models/policy/lm_policy.py and tq_policy.py beside it,
+nemo_rl/data_plane/preshard.py at commit 7ea279ab.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib
+import logging
+import sys
+import weakref
+import zlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from routepack import exporters
+from routepack._arrays import host_array
+from routepack._core import Constraints, Topology
+from routepack.adapters._hooks import module_of, need_function, run_script
+from routepack.adapters._reasons import FallBack, Reason
+from routepack.adapters._routes import RouteCounts
+from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
+from routepack.adapters._settings import Settings
+from routepack.adapters._unsafe import look_up
+
+_LOG = logging.getLogger("routepack")
+_ROUTES = "routed_experts"
+
+
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """Which of a policy's passes is being cut."""
+
+    policy: Any
+    settings: Settings
+    training: bool
+    meta: Any = None  #: of the data plane: names of samples whose routes are elsewhere
+
+
+_PASS: contextvars.ContextVar[_Pass | None] = contextvars.ContextVar("routepack_nemo_rl_pass", default=None)
+_SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()  # not in policies, which get pickled
+_ORIGINALS: list[tuple[Any, str, Any]] = []
+
+
+def install(settings: Settings | None = None, *, policy_module: Any = None, data_module: Any = None) -> None:
+    """Makes NeMo RL's policies plan. Call it in the driver; twice takes the new settings.
+
+    :param settings: None: from the environment (ROUTEPACK_COST and so on)
+    :param policy_module: instead of nemo_rl.models.policy.lm_policy
+    :param data_module: instead of nemo_rl.distributed.batched_data_dict
+    :raises InvalidInput: when this NeMo RL has no such hooks, or a setting is wrong
+    """
+    chosen = (settings or Settings.from_environment()).with_cost_text()
+    if chosen.enabled:
+        chosen.cost_model()
+    policies = policy_module or module_of("nemo_rl", "nemo_rl.models.policy.lm_policy")
+    data = data_module or module_of("nemo_rl", "nemo_rl.distributed.batched_data_dict")
+    policy, batch = policies.Policy, data.BatchedDataDict
+    uninstall()
+    need_function("nemo_rl", policy, "_shard_for_train", ["self", "data", "batch_size"], calls="shard_by_batch_size")
+    need_function("nemo_rl", policy, "_shard_for_logprob", ["self", "data"], calls="shard_by_batch_size")
+    need_function("nemo_rl", batch, "shard_by_batch_size", ["self", "shards", "batch_size", "sequence_packing_args"])
+    need_function("nemo_rl", batch, "select_indices", ["self", "indices"])
+    _wrap(policy, "_shard_for_train", lambda f: _marked(f, chosen, training=True))
+    _wrap(policy, "_shard_for_logprob", lambda f: _marked(f, chosen, training=False))
+    _wrap(batch, "shard_by_batch_size", lambda f: _sharding(f, data.SlicedDataDict))
+    if "train" in vars(policy):
+        _wrap(policy, "train", _logging)
+    # The data plane's policy cuts names of samples instead of samples. It may need packages that are not there.
+    if policy_module is None:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("nemo_rl.models.policy.tq_policy")
+    plane = sys.modules.get("nemo_rl.models.policy.tq_policy")
+    if plane is not None:
+        _wrap(plane.TQPolicy, "_logprob_dispatch", lambda f: _marked(f, chosen, training=False, meta=True))
+        _wrap(plane.TQPolicy, "train_from_meta", lambda f: _logging(_marked(f, chosen, training=True, meta=True)))
+
+
+def uninstall() -> None:
+    """Takes the hooks out again."""
+    while _ORIGINALS:
+        owner, name, original = _ORIGINALS.pop()
+        setattr(owner, name, original)
+
+
+def _wrap(owner: Any, name: str, how: Callable[[Any], Any]) -> None:
+    original = vars(owner)[name]
+    setattr(owner, name, functools.wraps(original)(how(original)))
+    _ORIGINALS.append((owner, name, original))
+
+
+def _marked(original: Any, settings: Settings, *, training: bool, meta: bool = False) -> Any:
+    def method(self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _PASS.set(_Pass(self, settings, training, data if meta else None))
+        try:
+            return original(self, data, *args, **kwargs)
+        finally:
+            _PASS.reset(token)
+
+    return method
+
+
+def _logging(original: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        results = original(self, *args, **kwargs)
+        session = _SESSIONS.get(self)
+        if session is not None and isinstance(results, dict) and isinstance(results.get("all_mb_metrics"), dict):
+            results["all_mb_metrics"].update({name: [value] for name, value in session.metrics.items()})
+        return results
+
+    return method
+
+
+def _sharding(original: Any, sliced: Any) -> Any:
+    def shard_by_batch_size(self: Any, shards: int, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        made = None
+        now = _PASS.get()
+        packing = kwargs.get("sequence_packing_args")
+        if now is not None and not args:
+            # what this call does inside is not another pass
+            token = _PASS.set(None)
+            try:
+                made = _planned(self, now, shards, batch_size, packing, sliced)
+            except Exception as error:  # before there is a session: its own cost file, its own configuration
+                _LOG.warning("routepack: NeMo RL's own packing is used: %s: %s", type(error).__name__, error)
+            finally:
+                _PASS.reset(token)
+        return original(self, shards, batch_size, *args, **kwargs) if made is None else made
+
+    return shard_by_batch_size
+
+
+def _planned(data: Any, now: _Pass, shards: int, batch_size: int | None, packing: Any, sliced: Any) -> Any:
+    session = session_of(now.policy, now.settings)
+    if packing is None:
+        return session.run(_unsupported, lambda planned: None, key="unsupported")
+    lengths = _lengths(data[packing["input_lengths_key"]])
+    multiple = int(packing["sequence_length_pad_multiple"])
+    train_cap = int(now.policy.cfg["sequence_packing"]["train_mb_tokens"])
+    chunk = int(batch_size or now.policy.cfg["train_global_batch_size"])
+    if not now.training:
+        chunk = int(now.policy.cfg["train_global_batch_size"])
+        if int(packing["max_tokens_per_microbatch"]) < train_cap or lengths.size % chunk:
+            return None  # this pass has limits of its own, and per-sample results that do not depend on its cells
+    key = _key(data, packing, now, lengths, chunk)
+    return session.run(
+        lambda: step_of(
+            now.policy.cfg, shards, lengths, multiple, chunk, routes=_routes(data, now), experts=now.settings.experts
+        ),
+        lambda planned: shards_of(
+            planned, data, lengths, multiple, chunk, train_cap, sliced, one_chunk=not now.training
+        ),
+        key=key,
+    )
+
+
+def _unsupported() -> Step:
+    raise FallBack(
+        Reason.UNSUPPORTED, "batches without sequence packing: plans need policy.sequence_packing.enabled=true"
+    )
+
+
+def session_of(policy: Any, settings: Settings | None = None) -> Session:
+    """The session of a policy, made at its first batch; its `metrics` are those of the last step."""
+    session = _SESSIONS.get(policy)
+    if session is None or (settings is not None and session.settings != settings):
+        if session is not None:
+            session.close()
+        config = look_up(policy.cfg, "megatron_cfg") or {}
+        session = Session(settings or Settings.from_environment(), framework="nemo_rl", config=config)
+        _SESSIONS[policy] = session
+    return session
+
+
+def step_of(
+    cfg: Any, shards: int, lengths: npt.NDArray[np.int32], multiple: int, chunk: int, *, routes: Any, experts: int = 0
+) -> Step:
+    """Windows of the chunks that training takes, and the limits of its microbatches.
+
+    :param routes: [batch, width, layers, k]; rows of -1 were not recorded
+    :param experts: routed experts per layer; 0: as the configuration of the model says
+    :raises FallBack: when routes are missing
+    """
+    if routes is None:
+        raise FallBack(Reason.NO_ROUTES, "the batch has no routed_experts; is policy.router_replay.enabled on?")
+    if routes.ndim != 4 or routes.shape[0] != lengths.size or routes.shape[1] < lengths.max(initial=0):
+        raise FallBack(
+            Reason.BAD_INPUT,
+            f"routed_experts: found shape {list(routes.shape)}, "
+            f"wanted [{lengths.size}, {int(lengths.max(initial=0))} or more, layers, k]",
+        )
+    if lengths.size % chunk:
+        raise FallBack(Reason.UNSUPPORTED, f"found {lengths.size} samples, wanted a multiple of {chunk}")
+    tokens = lengths.tolist()
+    counted = RouteCounts(experts=experts or experts_of(str(cfg["model_name"]))).of(
+        [routes[i, : tokens[i]] for i in range(len(tokens))], lengths=tokens
+    )
+    return Step(
+        windows=[
+            StepWindow(lengths[begin : begin + chunk], counted[begin : begin + chunk])
+            for begin in range(0, len(tokens), chunk)
+        ],
+        top_k=int(routes.shape[3]),
+        topology=topology_of(cfg, shards),
+        capacity=int(cfg["sequence_packing"]["train_mb_tokens"]),
+        constraints=Constraints(sample_multiple=multiple),
+    )
+
+
+def shards_of(
+    planned: list[PlannedStep],
+    data: Any,
+    lengths: npt.NDArray[np.int32],
+    multiple: int,
+    chunk: int,
+    capacity: int,
+    sliced: Any,
+    *,
+    one_chunk: bool,
+) -> tuple[list[Any], list[int]]:
+    """The plan as `shard_by_batch_size` would return it: shards, and which sample each of their rows is.
+
+    :param sliced: the class of a shard
+    :param one_chunk: for log-probs, where all chunks are one
+    """
+    made = exporters.nemo_rl(
+        [step.plan for step in planned],
+        lengths=[lengths[begin : begin + chunk] for begin in range(0, lengths.size, chunk)],
+        make_sequence_length_divisible_by=multiple,
+        max_tokens_per_microbatch=capacity,
+    )
+    shards = []
+    for some in made:
+        shard = sliced.from_batches([data.select_indices(some.indices)])
+        shard.micro_batch_indices = some.micro_batch_indices
+        shard.micro_batch_lengths = some.micro_batch_lengths
+        shard.elem_counts_per_gb = some.elem_counts_per_gb
+        if one_chunk:
+            begins = np.cumsum([0, *some.elem_counts_per_gb[:-1]]).tolist()
+            shard.micro_batch_indices = [
+                [
+                    [begin + span[0], begin + span[1]]
+                    for begin, spans in zip(begins, some.micro_batch_indices, strict=True)
+                    for span in spans
+                ]
+            ]
+            shard.micro_batch_lengths = [[load for loads in some.micro_batch_lengths for load in loads]]
+            shard.elem_counts_per_gb = [sum(some.elem_counts_per_gb)]
+        shards.append(shard)
+    return shards, [i for some in made for i in some.indices]
+
+
+def topology_of(cfg: Any, dp: int) -> Topology:
+    """Parallel sizes of Megatron, or of DTensor."""
+    megatron = look_up(cfg, "megatron_cfg") or {}
+    if megatron.get("enabled"):
+        return Topology(
+            dp=dp,
+            ep=_size(megatron, "expert_model_parallel_size"),
+            tp=_size(megatron, "tensor_model_parallel_size"),
+            cp=_size(megatron, "context_parallel_size"),
+            etp=_size(megatron, "expert_tensor_parallel_size"),
+            pp=_size(megatron, "pipeline_model_parallel_size"),
+        )
+    dtensor = look_up(cfg, "dtensor_cfg") or {}
+    return Topology(
+        dp=dp,
+        ep=_size(dtensor, "expert_parallel_size"),
+        tp=_size(dtensor, "tensor_parallel_size"),
+        cp=_size(dtensor, "context_parallel_size"),
+    )
+
+
+@functools.cache
+def experts_of(name: str) -> int:
+    """Routed experts per layer of a model of Hugging Face. @raises FallBack"""
+    try:
+        config = importlib.import_module("transformers").AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        raise FallBack(
+            Reason.UNSUPPORTED, f"the number of experts of {name} is not known ({error}); set Settings.experts"
+        ) from None
+    for where in (config, getattr(config, "text_config", None)):
+        for key in ("num_experts", "n_routed_experts", "num_local_experts"):
+            found = getattr(where, key, None)
+            if found:
+                return int(found)
+    raise FallBack(Reason.UNSUPPORTED, f"{name} has no experts")
+
+
+def _routes(data: Any, now: _Pass) -> Any:
+    if now.meta is not None and _ROUTES not in data:
+        if not getattr(now.policy, "_router_replay_enabled", False):
+            return None
+        return now.policy.read_from_dataplane(now.meta, select_fields=[_ROUTES])[_ROUTES]
+    return data[_ROUTES] if _ROUTES in data else None
+
+
+def _lengths(values: Any) -> npt.NDArray[np.int32]:
+    return np.ascontiguousarray(host_array(values, "input_lengths"), dtype=np.int32)
+
+
+def _key(data: Any, packing: Any, now: _Pass, lengths: npt.NDArray[np.int32], chunk: int) -> Hashable:
+    """Names a window by what is in it: log-probs and training get batches of their own over the same samples.
+
+    Two windows with one name would share a layout, which is valid for both, as their lengths are the same.
+    """
+    if now.meta is not None:
+        content: Hashable = tuple(now.meta.sample_ids)
+    else:
+        sums = host_array(data[packing["input_key"]].sum(1), "input_ids")
+        content = zlib.crc32(np.ascontiguousarray(sums).tobytes())
+    return (lengths.size, chunk, zlib.crc32(lengths.tobytes()), content)
+
+
+def _size(values: Any, name: str) -> int:
+    return int(values.get(name) or 1)
+
+
+def main() -> None:
+    """`python -m routepack.adapters.nemo_rl script.py …`"""
+    from routepack.adapters import nemo_rl
+
+    run_script(
+        nemo_rl.install, "usage: ROUTEPACK_COST=cost.toml python -m routepack.adapters.nemo_rl examples/run_grpo.py …"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared objects of the adapters' tests."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from routepack import RoutePackWarning
+from routepack.adapters import PlannerProcess
+
+
+@pytest.fixture(scope="session")
+def planner() -> Iterator[PlannerProcess]:
+    """One real planner process for all tests that do not end it."""
+    process = PlannerProcess(start_s=120.0)
+    process.start()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def warned() -> Iterator[Callable[[], list[str]]]:
+    """What RoutePack warned so far in this test; clears it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        def told() -> list[str]:
+            texts = [str(w.message) for w in caught if issubclass(w.category, RoutePackWarning)]
+            caught.clear()
+            return texts
+
+        yield told
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("COST", "MODE", "ENABLED", "DEADLINE_MS", "GRACE_MS", "EXPERTS", "ALLOW", "EFFORT", "SEED"):
+        monkeypatch.delenv(f"ROUTEPACK_{name}", raising=False)
+
+
+def shared(monkeypatch: pytest.MonkeyPatch, planner: Any) -> None:
+    """Sessions that adapters make use this planner."""
+    monkeypatch.setattr("routepack.adapters._session.PlannerProcess", lambda **_: planner)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""slime: its schedule, its optimizer steps, and its own packing whenever there is no plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from routepack import InvalidInput  # noqa: E402
+from routepack.adapters import PlannerProcess, Reason, Settings, slime  # noqa: E402
+
+from . import contracts  # noqa: E402
+from .batches import COST, PATIENT, Batch  # noqa: E402
+from .conftest import shared  # noqa: E402
+from .slime_jobs import PARALLEL, arguments, checkout, data_of, like, schedule_of  # noqa: E402
+
+Told = Callable[[], list[str]]
+
+
+@pytest.fixture(params=["recorded shapes", "checkout"])
+def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    return like() if request.param == "recorded shapes" else checkout(monkeypatch)
+
+
+@pytest.fixture
+def job(module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess) -> Callable[..., Any]:
+    """Makes a manager that plans; and the schedule that slime makes itself."""
+    shared(monkeypatch, planner)
+
+    def make(batch: Batch, parallel: dict[str, int] | None = None, **more: Any) -> tuple[Any, Any]:
+        settings = {key: more.pop(key) for key in list(more) if key in Settings.__dataclass_fields__}
+        args, where = arguments(batch, **more), parallel or PARALLEL
+        own = schedule_of(module.RolloutManager(args, where)._split_train_data_by_dp(data_of(batch)))
+        slime.install(Settings(**{"cost": COST, **PATIENT, **settings}), module=module)
+        return module.RolloutManager(args, where), own
+
+    return make
+
+
+def steps_of(schedule: Any) -> list[set[int]]:
+    return [set(members) for members in slime.members_of_steps(schedule)]
+
+
+def test_the_hooks_are_as_recorded(module: types.SimpleNamespace) -> None:
+    for name in ("build_dp_schedule", "RolloutManager._split_train_data_by_dp"):
+        contracts.holds(module, name, contracts.SLIME[name])
+
+
+def test_a_batch_trains_on_the_plan(job: Callable[..., Any], warned: Told) -> None:
+    batch = Batch()
+    manager, own = job(batch)
+    made = schedule_of(manager._split_train_data_by_dp(data_of(batch)))
+    assert warned() == []
+    contracts.check_slime_schedule(made, batch.lengths(), ranks=4, cap=128, steps=steps_of(own))
+    assert made[3] == own[3] and made != own
+    metrics = slime.session_of(manager).metrics
+    assert metrics["routepack/fallback"] == 0 and metrics["routepack/used"] == 1 and metrics["routepack/windows"] == 2
+
+
+def test_counts_are_those_of_the_layers_with_experts(job: Callable[..., Any]) -> None:
+    batch = Batch()
+    manager, own = job(batch)
+    manager._split_train_data_by_dp(data_of(batch))
+    session = slime.session_of(manager)
+    members = slime.members_of_steps(own)
+    counts = batch.counts()
+    for plan, some in zip(session.last_plans, members, strict=True):
+        loads = np.zeros((plan.num_rows, 2, batch.layers - 1, 2), dtype=np.int64)
+        for r, row in enumerate(plan.layout):
+            for slot, cell in enumerate(row):
+                for i in cell:
+                    for rank in range(2):
+                        loads[r, slot // 2, :, rank] += counts[some[i]][:, rank * 4 : rank * 4 + 4].sum(axis=1)
+        shapes = slime.step_of(manager.args, PARALLEL, batch.lengths(), own, data_of(batch))
+        window = shapes.windows[members.index(some)].window(batch.top_k, 0.5)[0]
+        np.testing.assert_array_equal(plan.rank_loads(window), loads)
+
+
+def test_siblings_of_a_rollout_stay_in_one_step(job: Callable[..., Any]) -> None:
+    batch = Batch()
+    manager, _ = job(batch, global_batch_size=8)
+    data = data_of(batch)
+    data["rollout_ids"] = [i // 2 for i in range(batch.samples)]  # 16 rollouts of two samples
+    made = schedule_of(manager._split_train_data_by_dp(data))
+    assert made[3] == [8, 8]
+    for step in steps_of(made):
+        assert len(step) == 16 and {i ^ 1 for i in step} == step
+
+
+def test_rollouts_that_slime_drops_are_dropped(job: Callable[..., Any]) -> None:
+    batch = Batch()
+    manager, own = job(batch, global_batch_size=12)
+    made = schedule_of(manager._split_train_data_by_dp(data_of(batch)))
+    assert steps_of(made) == steps_of(own) and len(steps_of(made)) == 2
+    assert sum(len(partition) for partition in made[0]) == 24
+
+
+def test_a_sample_over_the_cap_trains_alone(job: Callable[..., Any], warned: Told) -> None:
+    batch = Batch(most=300, median=60.0, seed=3)
+    manager, own = job(batch, max_tokens_per_gpu=200)
+    assert max(batch.lengths()) > 200
+    made = schedule_of(manager._split_train_data_by_dp(data_of(batch)))
+    assert warned() == []
+    contracts.check_slime_schedule(made, batch.lengths(), ranks=4, cap=200, steps=steps_of(own))
+
+
+def test_interleaved_pipelines_get_whole_groups_of_microbatches(job: Callable[..., Any]) -> None:
+    batch = Batch(samples=48)
+    parallel = {**PARALLEL, "vpp_size": 2, "microbatch_group_size_per_vp_stage": 2}
+    manager, own = job(batch, parallel, pipeline_model_parallel_size=2)
+    made = schedule_of(manager._split_train_data_by_dp(data_of(batch)))
+    contracts.check_slime_schedule(made, batch.lengths(), ranks=4, cap=128, multiple=2, steps=steps_of(own))
+    assert slime.session_of(manager).metrics["routepack/used"] == 1
+
+
+def test_context_parallel_cells_hold_the_cap_on_aligned_lengths(job: Callable[..., Any]) -> None:
+    batch = Batch()
+    manager, own = job(batch, {**PARALLEL, "cp_size": 2}, max_tokens_per_gpu=64)
+    made = schedule_of(manager._split_train_data_by_dp(data_of(batch)))
+    aligned = [-(-n // 4) * 4 for n in batch.lengths()]
+    contracts.check_slime_schedule(made, aligned, ranks=4, cap=128, steps=steps_of(own))
+    assert slime.session_of(manager).metrics["routepack/used"] == 1
+
+
+def _more_rows_than_tokens(data: dict[str, Any]) -> None:
+    data["rollout_routed_experts"][0] = torch.ones(len(data["tokens"][0]) + 1, 3, 2, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data.pop("rollout_routed_experts"), Reason.NO_ROUTES),
+        (lambda data: data.update(rollout_routed_experts=[None] * len(data["tokens"])), Reason.NO_ROUTES),
+        (lambda data: [ids.zero_() for ids in data["rollout_routed_experts"]], Reason.NO_ROUTES),
+        (lambda data: data["rollout_routed_experts"][0].fill_(99), Reason.BAD_INPUT),
+        (_more_rows_than_tokens, Reason.BAD_INPUT),
+        (lambda data: data.update(rollout_routed_experts=[torch.zeros(2)] * len(data["tokens"])), Reason.BAD_INPUT),
+    ],
+    ids=["no key", "all None", "nothing captured", "unknown expert", "more rows than tokens", "wrong shape"],
+)
+def test_routes_that_are_missing_or_wrong_leave_the_step_to_slime(
+    job: Callable[..., Any], warned: Told, change: Callable[[Any], object], reason: Reason
+) -> None:
+    batch = Batch()
+    manager, own = job(batch)
+    data = data_of(batch)
+    change(data)
+    assert schedule_of(manager._split_train_data_by_dp(data)) == own
+    metrics = slime.session_of(manager).metrics
+    assert metrics["routepack/fallback"] == reason and metrics["routepack/used"] == 0
+    assert len(warned()) == 1
+
+
+def test_microbatches_of_fixed_size_stay_with_slime(job: Callable[..., Any], warned: Told) -> None:
+    batch = Batch()
+    manager, _ = job(batch)
+    manager.args.use_dynamic_batch_size = False
+    manager._split_train_data_by_dp(data_of(batch))
+    assert slime.session_of(manager).metrics["routepack/fallback"] == Reason.UNSUPPORTED
+    (text,) = warned()
+    assert "--use-dynamic-batch-size" in text
+
+
+def test_a_setting_that_drops_tokens_is_refused_by_name(job: Callable[..., Any], warned: Told) -> None:
+    batch = Batch()
+    manager, own = job(batch, moe_expert_capacity_factor=1.25)
+    for _ in range(2):
+        assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) == own
+        assert slime.session_of(manager).metrics["routepack/fallback"] == Reason.SETTINGS
+    (text,) = warned()
+    assert "moe_expert_capacity_factor" in text and "drops" in text
+
+
+def test_a_setting_that_is_accepted_plans(job: Callable[..., Any], warned: Told) -> None:
+    batch = Batch()
+    manager, own = job(batch, moe_expert_capacity_factor=1.25, allow=("moe_expert_capacity_factor",))
+    assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) != own
+    assert warned() == []
+
+
+def test_switched_off_it_is_slime(job: Callable[..., Any], warned: Told) -> None:
+    batch = Batch()
+    manager, own = job(batch, enabled=False)
+    assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) == own
+    assert warned() == [] and slime.session_of(manager).metrics["routepack/fallback"] == Reason.OFF
+
+
+def test_installing_twice_and_taking_out_leaves_slime_as_it_was() -> None:
+    module = like()
+    before = module.RolloutManager._split_train_data_by_dp
+    slime.install(Settings(cost=COST), module=module)
+    slime.install(Settings(cost=COST, seed=3), module=module)
+    assert module.RolloutManager.routepack_settings.seed == 3
+    slime.uninstall(module=module)
+    assert module.RolloutManager._split_train_data_by_dp is before
+
+
+def test_a_slime_without_the_hook_is_refused() -> None:
+    module = like()
+    module.RolloutManager = type("RolloutManager", (), {"_split_train_data_by_dp": lambda self, data: data})
+    with pytest.raises(InvalidInput, match="found no call of build_dp_schedule"):
+        slime.install(Settings(cost=COST), module=module)
+
+
+def test_routes_counted_as_samples_arrive_are_not_counted_again(job: Callable[..., Any], monkeypatch: Any) -> None:
+    batch = Batch()
+    manager, own = job(batch)
+    data = data_of(batch)
+    for routes in data["rollout_routed_experts"]:
+        slime.count_sample(manager.args, types.SimpleNamespace(rollout_routed_experts=routes), rollout_id=0)
+    monkeypatch.setattr("routepack.adapters._routes.count_routes_batch", None)  # would fail
+    made = schedule_of(manager._split_train_data_by_dp(data))
+    assert made != own and slime.session_of(manager).metrics["routepack/used"] == 1
+
+
+def test_a_killed_planner_costs_one_step_at_most(
+    module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, warned: Told
+) -> None:
+    batch = Batch()
+    process = PlannerProcess(start_s=120.0)
+    shared(monkeypatch, process)
+    args = arguments(batch)
+    own = schedule_of(module.RolloutManager(args, PARALLEL)._split_train_data_by_dp(data_of(batch)))
+    slime.install(Settings(cost=COST, **PATIENT), module=module)
+    manager = module.RolloutManager(args, PARALLEL)
+    try:
+        assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) != own
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)  # stalls in the middle of everything
+        session = slime.session_of(manager)
+        session.settings = dataclasses.replace(session.settings, deadline_ms=200, grace_ms=300)
+        assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) == own
+        assert slime.session_of(manager).metrics["routepack/fallback"] == Reason.DEADLINE
+        assert len(warned()) == 1
+        session.settings = dataclasses.replace(session.settings, **PATIENT)
+        assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) != own  # a new one
+        assert slime.session_of(manager).metrics["routepack/planner_restarts"] == 1
+        assert warned() == []
+    finally:
+        process.close()
