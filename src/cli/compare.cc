@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/add_options.h"
 #include "cli/command.h"
 #include "cli/compare_report.h"
 #include "cli/comparison.h"
@@ -32,6 +33,7 @@ struct CompareArguments {
   bool csv = false;
   bool list = false;
   bool placement_given = false;
+  StepTimingOptions time;
   PlanSetup setup;
 };
 
@@ -141,7 +143,7 @@ int run_compare(CompareArguments& args, PlanOptions& options) {
   const ComparisonPlan plan = comparison_plan(args);
   (void)args.setup.topology();
   if (const std::string derived = describe_derived_cost(args.setup); !derived.empty()) note(derived);
-  Comparer comparer(args.setup, plan);
+  Comparer comparer(args.setup, args.time, plan);
   std::vector<WindowComparison> windows;
   for (const std::string& window : args.windows) windows.push_back(comparer.measure(window));
   if (args.json) {
@@ -174,6 +176,11 @@ void add_compare(CLI::App& app, Action& action) {
   command->add_flag("--list", args->list, "print the strategies and where they come from, and stop");
   command->add_flag("--json", args->json, "machine-readable result on standard output");
   command->add_flag("--csv", args->csv, "one line per window, placement and strategy on standard output");
+  AddOptions add{.command = *command, .group_name = "Simulated steps"};
+  add.text("timing", args->time.timing, "timing file, as calibrate writes it: simulates every layout by it", "FILE");
+  add.integer("tile", args->time.tile, 1, 1 << 20, "with --device: an expert's tokens count as the next multiple");
+  add.flag("recompute", args->time.recompute,
+           "with --device: every layer's forward pass again before its backward pass");
   const auto options = std::make_shared<PlanOptions>(*command, args->setup);
   command->footer(R"(Examples:
   routepack compare examples/windows/gptoss20b-mmlu-354.safetensors \

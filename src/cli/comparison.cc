@@ -14,7 +14,6 @@
 #include "cli/derived_cost.h"
 #include "cli/process.h"
 #include "cli/progress.h"
-#include "cli/step_timing.h"
 #include "packing/peers/peers.h"
 #include "plan/placing.h"
 #include "routepack/bounds.h"
@@ -249,11 +248,11 @@ std::optional<double> change_of(const Entry& baseline, const Entry& entry,
   return figure(*entry.evaluation) / from - 1.0;
 }
 
-Comparer::Comparer(const PlanSetup& setup, ComparisonPlan plan) : setup_(setup), plan_(std::move(plan)) {
+Comparer::Comparer(const PlanSetup& setup, const StepTimingOptions& time, ComparisonPlan plan)
+    : setup_(setup), plan_(std::move(plan)) {
   if (!setup.current.empty()) start_ = Placement::load(setup.current);
-  if (setup.device.empty()) return;
-  device_ = Device::load(setup.device);
-  timing_ = step_timing_of(setup, setup.topology());
+  if (!setup.device.empty()) device_ = Device::load(setup.device);
+  timing_ = step_timing_of(setup, time, setup.topology());
 }
 
 std::optional<double> Comparer::step_seconds(const Instance& instance, const Placement& placement,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "cli/step_timing.h"
 #include "routepack/placement.h"
 #include "routepack/score.h"
 #include "routepack/simulate.h"
@@ -85,7 +86,7 @@ std::optional<double> change_of(const Entry& baseline, const Entry& entry,
 /// where the window before left them; `joint`, with our planner only, swaps that suit the rows too.
 class Comparer {
  public:
-  Comparer(const PlanSetup& setup, ComparisonPlan plan);
+  Comparer(const PlanSetup& setup, const StepTimingOptions& time, ComparisonPlan plan);
 
   /// @throws InvalidInput, Cancelled; InfeasibleError when no combination has a layout
   WindowComparison measure(const std::filesystem::path& path);
@@ -96,7 +97,7 @@ class Comparer {
   std::optional<double> step_seconds(const Instance& instance, const Placement& placement, const Layout& layout) const;
   std::optional<double> move_seconds(const Placement& before, const Placement& now) const;
 
-  std::optional<StepTiming> timing_;  // with --device
+  std::optional<StepTiming> timing_;  // with --device or --timing
   std::optional<Device> device_;
   std::optional<Placement> start_;              // --current
   std::map<std::string, Placement> in_effect_;  // by placement name, with steps: after the window before

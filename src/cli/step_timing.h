@@ -2,6 +2,7 @@
 // How long a layout takes on a device, for the subcommands that say so.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -10,9 +11,17 @@
 
 namespace routepack::cli {
 
-/// Takes --device, --model-config or --model and the parallel sizes of a comparison; nothing without a device.
-/// @throws IoError, FormatError, InvalidInput
-std::optional<StepTiming> step_timing_of(const PlanSetup& setup, const Topology& topology);
+/// What a comparison may say about time beside the options of a plan.
+struct StepTimingOptions {
+  std::string timing;  ///< a timing file
+  std::int64_t tile = 128;
+  bool recompute = false;
+};
+
+/// Takes --timing, or --device with --model-config or --model and the parallel sizes; nothing without both.
+/// @throws UsageError for options that exclude each other; IoError, FormatError, InvalidInput
+std::optional<StepTiming> step_timing_of(const PlanSetup& setup, const StepTimingOptions& options,
+                                         const Topology& topology);
 
 /// Where a node has `asked` ranks, or as most machines do.
 std::int32_t ranks_per_node_or_default(std::int64_t asked);

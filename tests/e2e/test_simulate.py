@@ -237,3 +237,23 @@ def test_compare_simulates_every_entry_with_a_layout(small):
     assert max(len(line) for line in text.splitlines() if not line.startswith("/")) <= 100
     assert "step ms" not in run("compare", *sizes).stdout
     assert all("simulated" not in e for e in run_json("compare", *sizes)["windows"][0]["entries"])
+
+
+def test_compare_takes_timing_files_and_recomputation(tmp_path):
+    timing = tmp_path / "timing.toml"
+    timing.write_text("[expert]\ntoken = 1e-9\n[[stage]]\nname = 'full'\nlayers = 24\ntoken = 1e-7\npair = 1e-12\n"
+                      "[fixed]\nstep = 2.0\n", encoding="utf-8")  # fmt: skip
+    common = ["compare", WINDOW, "--dp", 8, "--ep", 8, "--cap", 2048, "--model", "gpt-oss-20b", "--strategies", "dp-local-ffd",
+              "--placements", "identity", "--json"]  # fmt: skip
+
+    def seconds(*more):
+        return run_json(*common, *more)["windows"][0]["entries"][0]["simulated"]["seconds"]
+
+    assert 2.0 < seconds("--timing", timing) < 2.5
+    plain = seconds(*DEVICE)
+    assert seconds(*DEVICE, "--recompute") > 1.2 * plain
+    assert seconds(*DEVICE, "--tile", 1) < plain
+    for more in (["--recompute"], ["--recompute", "--timing", timing]):
+        refused = run(*common, *more, status=2)
+        assert len(refused.stderr.splitlines()) == 1 or refused.stderr.count("error:") == 1
+        assert "--recompute" in refused.stderr

@@ -85,6 +85,7 @@ def measure(
 def arguments(scenario: Scenario, strategy: Strategy, run: Run, threads: int) -> list[str]:
     """Of the call for one strategy on one run."""
     more = [] if scenario.device is None else ["--device", str(scenario.device)]
+    more += ["--recompute"] if scenario.recompute else []
     more += ["--ranks-per-node", str(scenario.ranks_per_node)] if scenario.ranks_per_node else []
     return [
         *("compare", *map(str, run.files), "--steps", *scenario.topology.arguments()),

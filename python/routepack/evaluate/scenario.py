@@ -132,6 +132,7 @@ class Scenario:
     sync: str
     device: Path | None
     device_name: str
+    recompute: bool  #: every layer's forward pass again before its backward pass
     ranks_per_node: int  #: EP ranks; 0: as compare takes it
     state_ms: float  #: what preparing the state of a step takes beside moving experts
     weight_bytes: int  #: of a parameter
@@ -182,6 +183,9 @@ def load_scenario(path: Path) -> Scenario:
     description = " ".join(file.text("description").split())
     model = file.text("model")
     device, device_name = _device(file)
+    recompute = file.flag("recompute", False)
+    if recompute and device is None:
+        raise file.wrong("recompute", True, "a device beside it")
     cap = file.integer("cap")
     sync = file.text("sync", "step", among=("step", "row"))
     windows = _windows(file.table("windows"), path)
@@ -200,7 +204,7 @@ def load_scenario(path: Path) -> Scenario:
     baseline = file.text("baseline", names[0], among=names)
     packing = _pair(file, strategies)
     published = _published(file.table("published"), names) if "published" in file else None
-    known = ("name", "description", "model", "device", "cap", "sync", "windows", "topology", "moves")
+    known = ("name", "description", "model", "device", "recompute", "cap", "sync", "windows", "topology", "moves")
     file.close((*known, "strategies", "baseline", "packing", "published"))
     return Scenario(
         path=path,
@@ -213,6 +217,7 @@ def load_scenario(path: Path) -> Scenario:
         sync=sync,
         device=device,
         device_name=device_name,
+        recompute=recompute,
         ranks_per_node=ranks_per_node,
         state_ms=state_ms,
         weight_bytes=weight_bytes,
