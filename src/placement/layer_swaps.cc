@@ -175,6 +175,15 @@ std::int64_t LayerSwaps<Load>::gain(ExpertId a, ExpertId b) const {
 }
 
 template <class Load>
+void LayerSwaps<Load>::settle_ties(std::vector<Busiest> busiest) {
+  const auto same_loads = [](const Busiest& x, const Busiest& y) {
+    return x.first == y.first && x.second == y.second && x.third == y.third;
+  };
+  ROUTEPACK_ASSERT(std::ranges::equal(busiest, busiest_, same_loads), "the busiest ranks of another layer");
+  busiest_ = std::move(busiest);
+}
+
+template <class Load>
 void LayerSwaps<Load>::apply(ExpertId a, ExpertId b) {
   const auto p = static_cast<std::size_t>(rank_of_[a]);
   const auto q = static_cast<std::size_t>(rank_of_[b]);

@@ -66,6 +66,10 @@ class LayerSwaps {
     friend bool operator==(const Busiest&, const Busiest&) = default;
   };
   [[nodiscard]] const Busiest& busiest(std::size_t row_shard) const { return busiest_[row_shard]; }
+  [[nodiscard]] std::span<const Busiest> all_busiest() const { return busiest_; }
+  /// Of equally busy ranks, the ones that another process named for the same loads: which they are depends on the way
+  /// there, and decides what is tried next.
+  void settle_ties(std::vector<Busiest> busiest);
   /// Σ of the busiest rank's load.
   [[nodiscard]] std::int64_t peak_sum() const { return peak_sum_; }
 

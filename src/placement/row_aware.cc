@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/assert.h"
+#include "core/bytes.h"
 #include "cost/row_cost.h"
 #include "placement/layer_descent.h"
 #include "placement/layer_swaps.h"
@@ -47,11 +48,12 @@ template <class Load>
 class Refinement {
  public:
   Refinement(const RowLoads& rows, const Placement& start, MoveLedger& ledger, const RowAwareParams& params,
-             Executor& executor, std::stop_token stop)
+             Executor& executor, const Deadline& deadline)
       : rows_(rows),
         ledger_(ledger),
         executor_(executor),
-        stop_(std::move(stop)),
+        deadline_(deadline),
+        over_(executor.over(deadline)),
         params_(params),
         steps_left_(params.most_steps),
         unit_(rows.weights.size()),
@@ -80,7 +82,7 @@ class Refinement {
     const Placement placement = fill_slots(ledger_.home(), best_rank_of_);
     ROUTEPACK_HEAVY_ASSERT(score_rows(rows_, best_rank_of_) == best_.score, "score differs from scratch");
     ROUTEPACK_ASSERT(best_.score <= before_.score, "a refined placement scores worse");
-    return {placement, before_.score, best_.score, swaps_, steps_, rounds_, !cut_, !stop_.stop_requested()};
+    return {placement, before_.score, best_.score, swaps_, steps_, rounds_, !cut_, !over_};
   }
 
  private:
@@ -132,7 +134,11 @@ class Refinement {
   Outcome round(double at_least, bool exact) {
     ++rounds_;
     const std::int64_t quota = steps_left_ / static_cast<std::int64_t>(layers_.size());
-    executor_.for_each(layers_.size(), [&](std::size_t l) { propose(l, at_least, exact, quota); });
+    over_ = executor_.share(layers_.size(),
+                            {.body = [&](std::size_t l) { propose(l, at_least, exact, quota); },
+                             .give = [&](std::size_t l, std::vector<std::byte>& out) { give(l, out); },
+                             .take = [&](std::size_t l, std::span<const std::byte> bytes) { take_over(l, bytes); }},
+                            deadline_);
     cut_ = false;
     for (const Proposals& layer : proposals_) {
       steps_ += layer.steps;
@@ -149,7 +155,7 @@ class Refinement {
     Proposals& made = proposals_[l];
     made = {};
     if (unit_[l] <= 0.0) return;
-    if (stop_.stop_requested()) {
+    if (deadline_.over()) {
       made.cut = true;
       return;
     }
@@ -162,6 +168,27 @@ class Refinement {
                     .key = static_cast<std::uint64_t>(params_.seed),
                     .round = static_cast<std::uint32_t>(rounds_),
                     .with_peaks = rows_.shards > 1});
+  }
+
+  /// What another process needs to come to the same layer and proposals.
+  void give(std::size_t l, std::vector<std::byte>& out) const {
+    const Proposals& made = proposals_[l];
+    put_list(out, std::span<const RowSwap>(made.swaps));
+    put_list(out, std::span<const std::int64_t>(made.peaks));
+    put(out, made.steps);
+    put(out, made.cut);
+    put_list(out, layers_[l].all_busiest());
+  }
+
+  void take_over(std::size_t l, std::span<const std::byte> bytes) {
+    ByteReader reader(bytes);
+    Proposals& made = proposals_[l];
+    made.swaps = reader.get_list<RowSwap>();
+    made.peaks = reader.get_list<std::int64_t>();
+    made.steps = reader.get<std::int64_t>();
+    made.cut = reader.get<bool>();
+    for (const RowSwap& swap : made.swaps) layers_[l].apply(swap.a, swap.b);
+    layers_[l].settle_ties(reader.get_list<typename LayerSwaps<Load>::Busiest>());
   }
 
   struct Entry {
@@ -326,7 +353,7 @@ class Refinement {
 
   [[nodiscard]] bool ended() {
     if (steps_left_ < static_cast<std::int64_t>(layers_.size())) cut_ = true;
-    return stop_.stop_requested() || steps_left_ < static_cast<std::int64_t>(layers_.size());
+    return over_ || steps_left_ < static_cast<std::int64_t>(layers_.size());
   }
 
   static constexpr double kStepSlack = 0.002;
@@ -335,7 +362,8 @@ class Refinement {
   const RowLoads& rows_;
   MoveLedger& ledger_;
   Executor& executor_;
-  std::stop_token stop_;
+  const Deadline& deadline_;
+  bool over_;  // as all processes know it
   RowAwareParams params_;
   std::int64_t steps_left_;
   std::vector<LayerSwaps<Load>> layers_;
@@ -351,16 +379,16 @@ class Refinement {
 }  // namespace
 
 RowAwareResult refine_placement(const RowLoads& rows, const Placement& start, MoveLedger& ledger,
-                                const RowAwareParams& params, Executor& executor, std::stop_token stop) {
+                                const RowAwareParams& params, Executor& executor, const Deadline& deadline) {
   if (start.layers() != rows.layers || start.experts() != rows.experts || start.ranks() != rows.ranks) {
     throw InvalidInput(fmt::format("placement: found {} layers of {} experts on {} ranks, wanted {} of {} on {}",
                                    start.layers(), start.experts(), start.ranks(), rows.layers, rows.experts,
                                    rows.ranks));
   }
   if (std::holds_alternative<std::vector<std::int32_t>>(rows.loads)) {
-    return Refinement<std::int32_t>(rows, start, ledger, params, executor, std::move(stop)).run();
+    return Refinement<std::int32_t>(rows, start, ledger, params, executor, deadline).run();
   }
-  return Refinement<std::int64_t>(rows, start, ledger, params, executor, std::move(stop)).run();
+  return Refinement<std::int64_t>(rows, start, ledger, params, executor, deadline).run();
 }
 
 }  // namespace routepack

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 #include <limits>
-#include <stop_token>
 
+#include "exec/deadline.h"
 #include "exec/executor.h"
 #include "placement/row_loads.h"
 #include "placement/row_score.h"
@@ -38,10 +38,11 @@ struct RowAwareResult {
 /// Swaps per layer, best gain per moved expert first, until none is left that pays. The ledger must be settled at
 /// `start`, knows where home is, and comes back with the result's moves; gains must exceed the price of the moves that
 /// they cause. The result never scores worse than `start`, nor does score plus price. With sync = step the slowest
-/// shards count most, with sync = row the slowest shard of each row. The same for any executor; `stop` is asked between
-/// layers and keeps what was reached.
+/// shards count most, with sync = row the slowest shard of each row. The same for any executor, a team's too, which
+/// shares the layers; the deadline is asked between layers and keeps what was reached.
 /// @throws InvalidInput when shapes disagree
 RowAwareResult refine_placement(const RowLoads& rows, const Placement& start, MoveLedger& ledger,
-                                const RowAwareParams& params, Executor& executor, std::stop_token stop = {});
+                                const RowAwareParams& params, Executor& executor,
+                                const Deadline& deadline = Deadline());
 
 }  // namespace routepack

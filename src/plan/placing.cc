@@ -181,7 +181,7 @@ bool Placing::refine(std::span<const Step> steps, const Planning& planning) {
   auto refined = refine_placement(
       joined(std::move(parts)), placement_, ledger_,
       {.most_steps = planning.search.refine_steps, .kicks = planning.search.kicks, .seed = planning.params.seed},
-      planning.local, planning.stop_alone());
+      planning.executor, planning.deadline);
   complete_ = complete_ && refined.complete;
   const bool better = refined.after < refined.before;
   row_aware_swaps_ += refined.swaps;

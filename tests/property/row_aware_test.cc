@@ -357,7 +357,8 @@ TEST(RefinePlacement, stops_when_asked_and_keeps_a_valid_placement) {
     MoveLedger ledger = it.settled_ledger();
     std::stop_source stop;
     stop.request_stop();
-    const RowAwareResult result = refine_placement(rows, it.start_placement(), ledger, {}, executor, stop.get_token());
+    const Deadline asked(stop.get_token(), std::nullopt);
+    const RowAwareResult result = refine_placement(rows, it.start_placement(), ledger, {}, executor, asked);
     RC_ASSERT(result.after == result.before);
     RC_ASSERT(result.swaps == 0);
     RC_ASSERT(!result.complete);

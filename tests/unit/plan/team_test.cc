@@ -102,6 +102,26 @@ TEST_P(TeamOf, plans_as_one_process_does) {
   }
 }
 
+TEST_P(TeamOf, moves_experts_as_one_process_does) {
+  // Freely and within budgets, with kicks, which leave traces in who counts as busiest; shards that are weighed.
+  const Window window = window_of(9, 80);
+  for (const Sync sync : {Sync::Step, Sync::Row}) {
+    const Instance instance = instance_of(window, sync);
+    for (const char* moves : {"free", "0.2", "price:0.01"}) {
+      const PlanParams params{
+          .placement = PlacementMode::Joint, .moves = moves, .effort = Effort::Quality, .threads = 1};
+      const Outcome alone = outcome_of(instance, params, {});
+      ASSERT_EQ(alone.error, "");
+      for (const Outcome& outcome : with_team(GetParam(), [&](std::int32_t, Communicator& link) {
+             return outcome_of(instance, params, {.team = &link});
+           })) {
+        EXPECT_EQ(outcome.error, "");
+        EXPECT_EQ(outcome.hash, alone.hash) << moves;
+      }
+    }
+  }
+}
+
 TEST_P(TeamOf, agrees_on_one_valid_plan_when_a_deadline_cuts_it) {
   const Window window = window_of(4, 400);
   const Instance instance = instance_of(window);
