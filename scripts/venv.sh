@@ -36,4 +36,11 @@ if .venv/bin/python -c 'import torch' 2>/dev/null &&
 else
   echo "venv: no Megatron-Core for this Python was found: tests against it will be skipped" >&2
 fi
+# verl and AReaL ask for engines, kernels and services that no test meets: what the tests do meet is on the list.
+if .venv/bin/python -c 'import torch' 2>/dev/null &&
+  "${pip[@]}" --no-deps --only-binary :all: -r requirements/frameworks.txt </dev/null 2>build/venv-frameworks.log; then
+  echo "venv: installed verl and AReaL into .venv"
+else
+  echo "venv: no verl and AReaL for this Python were found: tests against them will be skipped" >&2
+fi
 cat requirements/*.txt >"$stamp"

@@ -4,7 +4,7 @@
     from routepack.adapters import Settings, slime
     slime.install(Settings(cost="cost.toml"))
 
-`slime` and `nemo_rl` are adapters; nothing here imports a framework before it is asked to. What all adapters share:
+`slime`, `nemo_rl`, `megatron`, `verl` and `areal` are adapters; nothing here imports a framework before it is asked to. What all adapters share:
 
 - `Session` plans a step and hands out its layout for every pass, or says that the framework's own packing is used.
 - `Settings` are what a user chooses; `check_settings` knows which settings of a framework RoutePack cannot keep.

@@ -34,6 +34,7 @@ import numpy.typing as npt
 from routepack import exporters
 from routepack._arrays import host_array
 from routepack._core import Constraints, Topology
+from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import module_of, need_function, run_script
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import RouteCounts
@@ -287,23 +288,6 @@ def topology_of(cfg: Any, dp: int) -> Topology:
         tp=_size(dtensor, "tensor_parallel_size"),
         cp=_size(dtensor, "context_parallel_size"),
     )
-
-
-@functools.cache
-def experts_of(name: str) -> int:
-    """Routed experts per layer of a model of Hugging Face. @raises FallBack"""
-    try:
-        config = importlib.import_module("transformers").AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        raise FallBack(
-            Reason.UNSUPPORTED, f"the number of experts of {name} is not known ({error}); set Settings.experts"
-        ) from None
-    for where in (config, getattr(config, "text_config", None)):
-        for key in ("num_experts", "n_routed_experts", "num_local_experts"):
-            found = getattr(where, key, None)
-            if found:
-                return int(found)
-    raise FallBack(Reason.UNSUPPORTED, f"{name} has no experts")
 
 
 def _routes(data: Any, now: _Pass) -> Any:

@@ -118,7 +118,10 @@ void State::take(ByteReader& bytes) {
     const Index rs = problem_->row_shard_of[cell];
     if (row_shards.empty() || row_shards.back() != rs) row_shards.push_back(rs);
   }
-  for (const Index rs : row_shards) make_anew(rs);
+  for (const Index rs : row_shards) {
+    make_anew(rs);
+    ROUTEPACK_HEAVY_ASSERT(agrees_with_scratch(rs), "a row-shard that was taken over differs from scratch");
+  }
 }
 
 State::CellSums State::changed(const CellSums& cell, Index leaves, Index joins) const {

@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AReaL, single controller: passes over the trajectories of a step are dispatched and cut by RoutePack's plan.
+
+    from routepack.adapters import Settings, areal
+    areal.install(Settings(cost="cost.toml"))           # in the training script, before the trainer is made
+
+and in its configuration, so that workers know the hook too:
+
+    actor:
+      scheduling_spec:
+        - cmd: python -m routepack.adapters.areal       # instead of python -m areal.infra.rpc.rpc_server
+
+AReaL chooses the mini-batches of `ppo_update` on each rank, after it has dealt trajectories to ranks. Both choices are
+made again here, by AReaL's own functions, to learn which samples make up which optimizer step; those stay together. The
+plan then says on which rank and in which microbatch each of them trains. Routes are counted in the workflow, with
+`counts_of`, as AReaL's trainer drops the routes themselves.
+Source: areal/infra/controller/train_controller.py, areal/trainer/ppo/actor.py, areal/utils/data.py of AReaL 1.0.4.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import logging
+import math
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from routepack import exporters
+from routepack._core import Constraints, Topology
+from routepack._errors import InvalidInput
+from routepack._replay import count_routes_report
+from routepack.adapters._hooks import module_of, need_function
+from routepack.adapters._reasons import FallBack, Reason
+from routepack.adapters._routes import Counted
+from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
+from routepack.adapters._settings import Settings
+
+_LOG = logging.getLogger("routepack")
+PREFIX = "routepack_"
+COUNTS = "routepack_counts"  #: int32 [samples, layers, experts, 1]; AReaL trims last dimensions to the sequence length
+RECORDED = "routepack_recorded"  #: int32 [samples, layers, 1]
+TOP_K = "routepack_top_k"  #: int32 [samples, 1]
+ROWS = "routepack_rows"  #: int64 [n]: which samples of a trajectory this rank gets
+CELLS = "routepack_cells"  #: int64 [n, 2]: optimizer step and row of each of them
+METHODS = ("compute_logp", "ppo_update")
+
+_ORIGINALS: list[tuple[Any, str, Any]] = []
+_SETTINGS: Settings | None = None
+_SESSION: Session | None = None
+_ACTOR: Any = None  # the controller that trains
+_STEPS: list[list[int]] = []  # samples of the optimizer steps of the batch that was planned last
+_WORKERS = False
+_GROUPS: contextvars.ContextVar[list[list[int]] | None] = contextvars.ContextVar("routepack_areal_groups", default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Dispatch:
+    """Which samples each rank gets, and where they train. Samples are numbered trajectory by trajectory."""
+
+    samples: list[list[int]]  #: [rank]
+    cells: dict[int, tuple[int, int]]  #: of each sample: optimizer step and row
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Trajectories as the controller has them."""
+
+    sizes: list[int]  #: samples of each trajectory
+    lengths: npt.NDArray[np.int64]  #: tokens of each sample
+    counted: list[Counted | None]
+    top_k: int
+
+    @property
+    def key(self) -> int:
+        """The same for every pass over these samples."""
+        known = [c.counts.tobytes() for c in self.counted if c is not None]
+        return zlib.crc32(b"".join(known), zlib.crc32(self.lengths.tobytes()))
+
+
+def install(settings: Settings | None = None, *, workers: bool = False) -> None:
+    """In the process of the controller: makes it plan. Twice takes the new settings.
+
+    :param settings: None: from the environment (ROUTEPACK_COST and so on)
+    :param workers: they call `install_worker` in another way than `scheduling_spec.cmd`
+    :raises InvalidInput: when this AReaL has no such hooks, or a setting is wrong
+    """
+    global _SETTINGS, _WORKERS
+    chosen = settings or Settings.from_environment()
+    if chosen.enabled:
+        chosen.cost_model()
+    uninstall()
+    _SETTINGS, _WORKERS = chosen, workers
+    owner = module_of("areal", "areal.infra.controller.train_controller")
+    controller = owner.TrainController
+    original = need_function(
+        "areal", controller, "_custom_function_call", ["self", "method", "rpc_meta"], calls="_prepare_dispatch"
+    )
+    for name in ("_call_workers", "_collect_results", "_prepare_dispatch"):
+        need_function("areal", controller, name, ["self"])
+    need_function("areal", owner, "_dispatch_tensors", ["item_list", "dp_size", "group_size"])
+    need_function("areal", module_of("areal", "areal.utils.data"), "allocate_balanced_mbs", ["mb_spec", "lens"])
+    _replace(controller, "_custom_function_call", _calling(original, owner))
+
+
+def install_worker() -> None:
+    """In a worker: trajectories are cut to the samples of this rank, and microbatches are those of the plan.
+
+    :raises InvalidInput: when this AReaL has no such hooks
+    """
+    data = module_of("areal", "areal.utils.data")
+    if any(owner is data for owner, _, _ in _ORIGINALS):
+        return
+    split = need_function(
+        "areal", data, "split_padded_tensor_dict_into_mb_list", ["data", "mb_spec", "group"],
+        calls="allocate_balanced_mbs_synced",
+    )  # fmt: skip
+    allocate = need_function("areal", data, "allocate_balanced_mbs_synced", ["mb_spec", "lens", "group"])
+    concat = need_function("areal", data, "concat_batch", ["data"])
+    module_of("areal", "areal.trainer.ppo.actor")  # it has names of its own for these functions
+    _replace(data, "allocate_balanced_mbs_synced", _allocating(allocate))
+    for name, original, replacement in (
+        ("split_padded_tensor_dict_into_mb_list", split, _splitting(split)),
+        ("concat_batch", concat, _concatenating(concat)),
+    ):
+        for owner in [module for path, module in list(sys.modules.items()) if path.split(".")[0] == "areal"]:
+            if getattr(owner, "__dict__", {}).get(name) is original:
+                _replace(owner, name, replacement)
+
+
+def uninstall() -> None:
+    """Takes the hooks of this process out again, and ends the planner."""
+    global _SETTINGS, _SESSION, _ACTOR
+    while _ORIGINALS:
+        owner, name, original = _ORIGINALS.pop()
+        setattr(owner, name, original)
+    if _SESSION is not None:
+        _SESSION.close()
+    _SETTINGS = _SESSION = _ACTOR = None
+
+
+def session() -> Session | None:
+    """After the actor's first pass; its `metrics` are those of the last step."""
+    return _SESSION
+
+
+def counts_of(response: Any, *, layers: int, experts: int) -> dict[str, Any]:
+    """What a workflow adds to its result: `result.update(areal.counts_of(response, layers=48, experts=128))`.
+
+    Nothing where the engine gave no routes (`rollout.return_routed_experts`, SGLang): that sample has none. All samples
+    of a batch need the same keys, so use it for all or for none.
+
+    :param response: a `ModelResponse`; its routes are int32 [rows, layers * k], of which the last ones count
+    """
+    import torch
+
+    tokens = len(response.input_tokens) + len(response.output_tokens)
+    flat = response.routed_experts
+    counts, recorded, top_k = np.zeros((layers, experts), np.int32), np.zeros(layers, np.int32), 0
+    if flat is not None and tokens > 1:
+        rows = np.asarray(flat)
+        if rows.ndim != 2 or rows.shape[1] % layers or len(rows) < tokens - 1:
+            raise InvalidInput(
+                f"areal: found routes of shape {list(rows.shape)}, wanted [{tokens - 1} or more, {layers} * k]"
+            )
+        top_k = rows.shape[1] // layers
+        # Segments of an interrupted answer stand behind one another; each repeats the prefix.
+        found, report = count_routes_report(rows[len(rows) - tokens + 1 :].reshape(-1, layers, top_k), experts=experts)
+        counts, recorded = found.astype(np.int32), np.asarray(report.recorded, dtype=np.int32)
+    return {
+        COUNTS: torch.from_numpy(counts)[None, :, :, None],
+        RECORDED: torch.from_numpy(recorded)[None, :, None],
+        TOP_K: torch.tensor([[top_k]], dtype=torch.int32),
+    }
+
+
+def batch_of(items: Sequence[dict[str, Any]]) -> Batch:
+    """Lengths and counts; tensors that are elsewhere are fetched, which these two are small enough for."""
+    sizes: list[int] = []
+    lengths: list[int] = []
+    counted: list[Counted | None] = []
+    top_k = 0
+    for item in items:
+        mask = _here(item["attention_mask"])
+        sizes.append(int(mask.shape[0]))
+        lengths += mask.sum(1).tolist()
+        if COUNTS not in item:
+            counted += [None] * sizes[-1]
+            continue
+        counts, recorded = _here(item[COUNTS]).numpy()[..., 0], _here(item[RECORDED]).numpy()[..., 0]
+        top_k = max(top_k, int(_here(item[TOP_K]).max()))
+        for some, rows in zip(counts, recorded, strict=True):
+            kind = np.uint16 if some.max(initial=0) < 1 << 16 else np.uint32
+            counted.append(Counted(some.astype(kind), rows.astype(np.int32)) if rows.any() else None)
+    return Batch(sizes, np.array(lengths, dtype=np.int64), counted, top_k)
+
+
+def optimizer_steps(items: Sequence[Any], batch: Batch, dp: int, mini_batches: int, dispatch: Any) -> list[list[int]]:
+    """Samples of each optimizer step, as AReaL's own dispatch and its mini-batches on every rank would have them.
+
+    :param dispatch: AReaL's `_dispatch_tensors`
+    """
+    data = module_of("areal", "areal.utils.data")
+    spec = data.MicroBatchSpec(n_mbs=mini_batches, max_tokens_per_mb=data.DEFAULT_MAX_TOKENS_PER_MB)
+    _, groups = dispatch(items, dp, group_size=1)
+    begins = np.cumsum([0, *batch.sizes]).tolist()
+    steps: list[list[int]] = [[] for _ in range(mini_batches)]
+    for group in groups:
+        mine = [i for item in group for i in range(begins[item], begins[item + 1])]
+        if len(mine) < mini_batches:
+            raise FallBack(Reason.UNSUPPORTED, f"{len(mine)} samples on a rank for {mini_batches} mini-batches")
+        cut = data.allocate_balanced_mbs(spec, np.array([batch.lengths[i] for i in mine]))
+        if len(cut) != mini_batches:
+            raise FallBack(Reason.UNSUPPORTED, f"AReaL made {len(cut)} mini-batches, wanted {mini_batches}")
+        for step, cell in zip(steps, cut, strict=True):
+            step.extend(mine[int(i)] for i in cell)
+    return [sorted(step) for step in steps]
+
+
+def step_of(controller: Any, batch: Batch, steps: list[list[int]]) -> Step:
+    """Windows of AReaL's optimizer steps, and the limits of its microbatches.
+
+    :raises FallBack: when AReaL does what no plan can stand for
+    """
+    config, parallel = controller.config, controller.parallel_strategy
+    spec = config.mb_spec
+    if spec.max_tokens_per_mb is None:
+        raise FallBack(Reason.UNSUPPORTED, "microbatches without a cap: plans need actor.mb_spec.max_tokens_per_mb")
+    if spec.granularity != 1 or getattr(config, "enable_tree_training", False):
+        raise FallBack(Reason.UNSUPPORTED, "groups of samples in one microbatch, or tree training")
+    if not any(counted is not None for counted in batch.counted):
+        raise FallBack(Reason.NO_ROUTES, f"trajectories have no {COUNTS}; does the workflow call areal.counts_of?")
+    tp, cp, pp = (int(getattr(parallel, f"{name}_parallel_size") or 1) for name in ("tensor", "context", "pipeline"))
+    megatron = str(config.backend).split(":")[0].startswith("megatron")
+    return Step(
+        windows=[
+            StepWindow(batch.lengths[members].astype(np.int32), [batch.counted[i] for i in members])
+            for members in steps
+        ],
+        top_k=batch.top_k,
+        topology=Topology(
+            dp=int(parallel.dp_size),
+            ep=int(parallel.expert_parallel_size or 1),
+            tp=tp,
+            cp=cp,
+            etp=int(parallel.expert_tensor_parallel_size or 1),
+            pp=pp,
+        ),
+        capacity=int(spec.max_tokens_per_mb),
+        constraints=Constraints(
+            sample_multiple=(tp * cp * 2 if cp > 1 else tp) if megatron else 1,
+            row_multiple=math.lcm(pp, int(spec.n_mbs_divisor or 1)),
+            min_rows=max(2 * pp if pp > 1 else 1, int(spec.n_mbs or 1)),
+            oversized="own-cell",  # AReaL does not count padding
+        ),
+    )
+
+
+def dispatch_of(planned: list[PlannedStep], steps: list[list[int]]) -> Dispatch:
+    """The plan, for the whole batch."""
+    samples: list[list[int]] = [[] for _ in range(planned[0].plan.num_slots)]
+    cells: dict[int, tuple[int, int]] = {}
+    for number, (one, members) in enumerate(zip(planned, steps, strict=True)):
+        made = exporters.areal(one.plan, equal_counts=False)
+        for rank, (mine, rows) in enumerate(zip(made.group_indices, made.micro_batches, strict=True)):
+            samples[rank] += [members[i] for i in mine]
+            for row, cell in enumerate(rows):
+                cells.update({members[mine[i]]: (number, row) for i in cell})
+    return Dispatch([sorted(some) for some in samples], cells)
+
+
+def parts_of(items: Sequence[dict[str, Any]], sizes: list[int], dispatch: Dispatch) -> list[list[dict[str, Any]]]:
+    """For each rank the trajectories of which it has samples, and which, and where they train. No tensor is cut."""
+    import torch
+
+    begins = np.cumsum([0, *sizes]).tolist()
+    parts: list[list[dict[str, Any]]] = []
+    for mine in dispatch.samples:
+        owners = np.searchsorted(begins, mine, side="right") - 1
+        part = []
+        for item in np.unique(owners).tolist():
+            chosen = [i for i, owner in zip(mine, owners, strict=True) if owner == item]
+            part.append(
+                {key: value for key, value in items[item].items() if not key.startswith(PREFIX)}
+                | {
+                    ROWS: torch.tensor([i - begins[item] for i in chosen]),
+                    CELLS: torch.tensor([dispatch.cells[i] for i in chosen]),
+                }
+            )
+        parts.append(part)
+    return parts
+
+
+def merged(results: list[Any], sizes: list[int], dispatch: Dispatch) -> list[Any] | None:
+    """What ranks returned per part, as one result per trajectory, in their order."""
+    if all(result is None for result in results):
+        return None
+    import torch
+
+    begins = np.cumsum([0, *sizes]).tolist()
+    rows: list[Any] = [None] * begins[-1]
+    for mine, result in zip(dispatch.samples, results, strict=True):
+        tensors = [row for part in result for row in _here(part).unbind(0)]
+        for i, row in zip(mine, tensors, strict=True):
+            rows[i] = row
+    made = []
+    for begin, end in zip(begins, begins[1:], strict=False):
+        width = max(row.shape[0] for row in rows[begin:end])
+        made.append(torch.stack([torch.nn.functional.pad(row, (0, width - row.shape[0])) for row in rows[begin:end]]))
+    return made
+
+
+def _calling(original: Any, owner: Any) -> Any:
+    @functools.wraps(original)
+    def _custom_function_call(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        made = None
+        if method in METHODS and len(args) == 1 and not set(kwargs) - {"rpc_meta"}:
+            try:
+                made = _planned(self, method, args[0], owner)
+            except Exception as error:  # before there is a session, or in AReaL's own data classes
+                _LOG.warning("routepack: AReaL's own packing is used: %s: %s", type(error).__name__, error)
+        if made is None:
+            if not _workers_know(self.config):  # what they do not know must not come to a model
+                args = tuple(_without(arg) for arg in args)
+            return original(self, method, *args, **kwargs)
+        batch, dispatch = made
+        parts = parts_of(args[0], batch.sizes, dispatch)
+        results = owner.run_async_task(self._call_workers, method, [parts], {}, rpc_meta=kwargs.get("rpc_meta"))
+        heads = [result for i, result in enumerate(results) if self.workers_is_dp_head[i]]
+        return merged(heads, batch.sizes, dispatch)
+
+    return _custom_function_call
+
+
+def _planned(controller: Any, method: str, items: Any, owner: Any) -> tuple[Batch, Dispatch] | None:
+    global _ACTOR, _SESSION
+    if not isinstance(items, list) or not items or "attention_mask" not in items[0]:
+        return None
+    if (
+        method == "ppo_update"
+        and getattr(controller.config, "ppo_n_minibatches", None)
+        and not getattr(controller.config, "is_critic", False)
+    ):
+        _ACTOR = controller
+    elif getattr(controller, "_worker_role", "") == "actor":
+        _ACTOR = _ACTOR or controller
+    actor = _ACTOR
+    assert _SETTINGS is not None
+    if actor is None or controller.parallel_strategy.dp_size != actor.parallel_strategy.dp_size:
+        return None  # a reference model before the actor's first pass, or on other ranks
+    if controller is not actor and (controller.config.mb_spec.max_tokens_per_mb or 0) < (
+        actor.config.mb_spec.max_tokens_per_mb or 0
+    ):
+        return None  # it has limits of its own
+    if any(key.startswith("multi_modal_input") for key in items[0]):
+        return None
+    if _SESSION is None:
+        _SESSION = Session(_SETTINGS, framework="areal", config={"actor": actor.config})
+    batch = batch_of(items)
+    dp, mini_batches = int(actor.parallel_strategy.dp_size), int(actor.config.ppo_n_minibatches)
+
+    def build() -> Step:
+        if not _workers_know(actor.config) or not _workers_know(controller.config):
+            raise FallBack(
+                Reason.UNSUPPORTED,
+                "workers do not know the hook; set scheduling_spec.cmd to «python -m routepack.adapters.areal»",
+            )
+        _STEPS[:] = optimizer_steps(items, batch, dp, mini_batches, owner._dispatch_tensors)
+        return step_of(actor, batch, _STEPS)
+
+    # With a key the steps of the pass before hold: samples are the same.
+    dispatch = _SESSION.run(build, lambda planned: dispatch_of(planned, _STEPS), key=batch.key)
+    return None if dispatch is None else (batch, dispatch)
+
+
+def _without(value: Any) -> Any:
+    """Trajectories as they would be without RoutePack."""
+    if not isinstance(value, list) or not any(isinstance(item, dict) and COUNTS in item for item in value):
+        return value
+    return [{key: some for key, some in item.items() if not key.startswith(PREFIX)} for item in value]
+
+
+def _workers_know(config: Any) -> bool:
+    """A worker without the hook would train every sample of the trajectories that it gets a part of."""
+    return _WORKERS or all(
+        "routepack" in str(getattr(spec, "cmd", "")) for spec in getattr(config, "scheduling_spec", None) or ("",)
+    )
+
+
+def _concatenating(original: Any) -> Any:
+    @functools.wraps(original)
+    def concat_batch(data: list[dict[str, Any]]) -> Any:
+        return original([_cut(item) for item in data])
+
+    return concat_batch
+
+
+def _cut(item: Any) -> Any:
+    """A trajectory with the samples of this rank alone, and without counts, which only the controller reads."""
+    if not isinstance(item, dict) or not any(key.startswith(PREFIX) for key in item):
+        return item
+    rows = item.get(ROWS)
+    if rows is None:
+        return item
+    samples = len(item["attention_mask"])
+    made = {}
+    for key, value in item.items():
+        if key == CELLS:
+            made[key] = value
+        elif not key.startswith(PREFIX):
+            whole = hasattr(value, "shape") and value.ndim > 0 and value.shape[0] == samples
+            made[key] = value[rows.to(value.device)] if whole else value
+    return made
+
+
+def _splitting(original: Any) -> Any:
+    @functools.wraps(original)
+    def split_padded_tensor_dict_into_mb_list(data: dict[str, Any], mb_spec: Any, group: Any = None) -> Any:
+        cells = data.get(CELLS)
+        if any(key.startswith(PREFIX) for key in data):
+            data = {key: value for key, value in data.items() if not key.startswith(PREFIX)}
+        if cells is None:
+            return original(data, mb_spec, group=group)
+        pairs = [tuple(pair) for pair in cells.tolist()]
+        if mb_spec.max_tokens_per_mb is None:  # mini-batches, one per optimizer step
+            groups = [[i for i, pair in enumerate(pairs) if pair[0] == step] for step in sorted({s for s, _ in pairs})]
+        else:
+            groups = [[i for i, pair in enumerate(pairs) if pair == cell] for cell in sorted(set(pairs))]
+        token = _GROUPS.set(groups)
+        try:
+            made = original(data, mb_spec, group=group)
+        finally:
+            _GROUPS.reset(token)
+        if mb_spec.max_tokens_per_mb is None:
+            for mb, members in zip(made.mbs, groups, strict=True):
+                mb[CELLS] = cells[members]
+        return made
+
+    return split_padded_tensor_dict_into_mb_list
+
+
+def _allocating(original: Any) -> Any:
+    @functools.wraps(original)
+    def allocate_balanced_mbs_synced(mb_spec: Any, lens: Any, group: Any = None) -> list[list[int]]:
+        groups = _GROUPS.get()
+        # Made once for all ranks, with equal counts: nothing is left to agree about.
+        return original(mb_spec, lens, group=group) if groups is None else groups
+
+    return allocate_balanced_mbs_synced
+
+
+def _here(value: Any) -> Any:
+    """A tensor, fetched when it is elsewhere."""
+    return value.to_local() if hasattr(value, "to_local") and hasattr(value, "shard") else value
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _ORIGINALS.append((owner, name, vars(owner)[name]))
+    setattr(owner, name, value)
+
+
+def main() -> None:
+    """`python -m routepack.adapters.areal …`: AReaL's worker, with the hook."""
+    from routepack.adapters import areal
+
+    try:
+        areal.install_worker()
+    except InvalidInput as error:
+        _LOG.warning("routepack: stays off in this worker: %s", error)
+    module_of("areal", "areal.infra.rpc.rpc_server").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""verl: `_balance_batch` orders the batch by RoutePack's plan, and workers cut it into the plan's microbatches.
+
+    export VERL_USE_EXTERNAL_MODULES=routepack.adapters.verl_auto ROUTEPACK_COST=cost.toml
+
+is all: verl imports that module in every process, where it waits for the modules with the hooks. Or call `install` in a
+module of your own that is named there.
+
+The driver lets verl balance the batch first. That order says which samples make up which PPO mini-batch, so that
+mini-batches are verl's own, with a plan and without. The plan reorders each mini-batch and adds a column that says in
+which microbatch a sample trains; workers obey it in every pass whose cap allows it, else cut as verl does.
+Source: verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine/utils.py,
+verl/utils/seqlen_balancing.py of verl 0.9.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from routepack import exporters
+from routepack._core import Constraints, Topology
+from routepack._errors import InvalidInput
+from routepack.adapters._experts import experts_of
+from routepack.adapters._hooks import module_of, need_function
+from routepack.adapters._reasons import FallBack, Reason
+from routepack.adapters._routes import RouteCounts
+from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
+from routepack.adapters._settings import Settings
+from routepack.adapters._unsafe import check_settings, look_up
+
+_LOG = logging.getLogger("routepack")
+ROUTES = "routed_experts"
+#: int64 [N, 4]: microbatch, counted over all mini-batches; first one and number of those of its mini-batch; cap
+CELLS = "routepack_cells"
+PASSES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
+
+_SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+_LAYOUTS: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
+_ORIGINALS: list[tuple[Any, str, Any]] = []
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """What the driver made of a plan."""
+
+    order: npt.NDArray[np.int64]  #: [N]: positions in verl's order
+    cells: npt.NDArray[np.int64]  #: [N, 4], in the new order, see `CELLS`
+    key: int = 0
+    content: int = 0  #: of the batch in the new order, when it is at hand
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What verl's configuration says about microbatches of the actor."""
+
+    mini_batch: int  #: samples of an optimizer step
+    capacity: int
+    row_multiple: int
+    sample_multiple: int
+    topology: Topology
+
+
+def install(settings: Settings | None = None) -> None:
+    """Makes verl's trainers plan and its workers obey, in this process; twice takes the new settings.
+
+    :param settings: None: from the environment (ROUTEPACK_COST and so on)
+    :raises InvalidInput: when this verl has no such hooks, or a setting is wrong
+    """
+    uninstall()
+    install_worker(module_of("verl", "verl.workers.engine.utils"))
+    install_trainer(module_of("verl", "verl.trainer.ppo.ray_trainer").RayPPOTrainer, settings)
+    try:
+        stored = module_of("verl", "verl.trainer.ppo.v1.trainer_base")
+    except InvalidInput:
+        return  # an older verl, or no TransferQueue
+    install_trainer(stored.PPOTrainer, settings, queue=stored.tq)
+
+
+def install_worker(module: Any) -> None:
+    """In a worker: `rearrange_micro_batches`, as verl.workers.engine.utils calls it, obeys the column."""
+    if any(owner is module for owner, _, _ in _ORIGINALS):
+        return
+    need_function("verl", module, "prepare_micro_batches", ["data", "dp_group"], calls="rearrange_micro_batches")
+    original = need_function(
+        "verl", module, "rearrange_micro_batches", ["batch", "max_token_len", "dp_group", "num_batches_divided_by"]
+    )
+    _replace(module, "rearrange_micro_batches", rearranging(original))
+
+
+def install_trainer(trainer: Any, settings: Settings | None = None, *, queue: Any = None) -> None:
+    """On the driver: a trainer's `_balance_batch` plans.
+
+    :param queue: the transfer_queue module, for trainers whose batches are names of what it stores
+    """
+    chosen = settings or Settings.from_environment()
+    if chosen.enabled:
+        chosen.cost_model()
+    if any(owner is trainer for owner, _, _ in _ORIGINALS):
+        return
+    need_function(
+        "verl", trainer, "_balance_batch", ["self", "batch", "metrics"], calls="get_seqlen_balanced_partitions"
+    )
+    for name in PASSES:
+        need_function("verl", trainer, name, ["self", "batch"])
+    source = _Stored(queue) if queue is not None else _Held()
+    _replace(trainer, "_balance_batch", _balancing(trainer._balance_batch, chosen, source))
+    for name in PASSES:
+        _replace(trainer, name, _passing(vars(trainer)[name], source))
+
+
+def uninstall() -> None:
+    """Takes the hooks of this process out again."""
+    while _ORIGINALS:
+        owner, name, original = _ORIGINALS.pop()
+        setattr(owner, name, original)
+
+
+def session_of(trainer: Any, settings: Settings | None = None) -> Session:
+    """The session of a trainer, made at its first batch; its `metrics` are those of the last step."""
+    session = _SESSIONS.get(trainer)
+    if session is None or (settings is not None and session.settings != settings):
+        if session is not None:
+            session.close()
+        config = trainer.config.actor_rollout_ref
+        session = _SESSIONS[trainer] = Session(settings or Settings.from_environment(), framework="verl", config=config)
+    return session
+
+
+class _Held:
+    """Batches that the driver holds: `DataProto` with padded tensors."""
+
+    def lengths(self, batch: Any) -> npt.NDArray[np.int64]:
+        mask = batch.batch["attention_mask"]
+        found: npt.NDArray[np.int64] = mask.view(len(mask), -1).sum(-1).numpy().astype(np.int64)
+        return found
+
+    def routes(self, batch: Any, lengths: Sequence[int]) -> list[Any] | None:
+        """Without the last token of each sample, which no engine routes."""
+        if ROUTES not in batch.batch:
+            return None
+        routes, mask = batch.batch[ROUTES], batch.batch["attention_mask"].bool()
+        # Prompts are padded on the left, so that real tokens are one span.
+        begins = mask.int().argmax(dim=1).tolist()
+        return [routes[i, b : b + n - 1] for i, (b, n) in enumerate(zip(begins, lengths, strict=True))]
+
+    def reorder(self, batch: Any, layout: Layout) -> None:
+        import torch
+
+        batch.reorder(torch.from_numpy(layout.order))
+
+    def content(self, batch: Any) -> int:
+        sums = batch.batch["input_ids"].sum(1).numpy()
+        return zlib.crc32(np.ascontiguousarray(sums).tobytes(), zlib.crc32(self.lengths(batch).tobytes()))
+
+    def attach(self, batch: Any, layout: Layout) -> Callable[[], object]:
+        import torch
+
+        batch.batch[CELLS] = torch.from_numpy(layout.cells)
+        return lambda: batch.batch.pop(CELLS, None)
+
+
+class _Stored:
+    """Batches that the driver has names of: `KVBatchMeta`, with the tensors in TransferQueue."""
+
+    def __init__(self, queue: Any) -> None:
+        self.queue = queue
+
+    def lengths(self, batch: Any) -> npt.NDArray[np.int64]:
+        return np.array([tag["seq_len"] for tag in batch.tags], dtype=np.int64)
+
+    def routes(self, batch: Any, lengths: Sequence[int]) -> list[Any] | None:
+        try:
+            stored = self.queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[ROUTES])
+        except Exception as error:
+            raise FallBack(Reason.NO_ROUTES, f"{ROUTES} cannot be read from TransferQueue: {error}") from None
+        if ROUTES not in stored:
+            return None
+        routes = stored[ROUTES]
+        return [some[: n - 1] for some, n in zip(routes.unbind(), lengths, strict=True)]
+
+    def reorder(self, batch: Any, layout: Layout) -> None:
+        import torch
+
+        # Workers read every field of a sample, so that the column is stored beside the others.
+        names = [batch.keys[i] for i in layout.order.tolist()]
+        column = module_of("verl", "tensordict").TensorDict(
+            {CELLS: torch.from_numpy(layout.cells)}, batch_size=len(names)
+        )
+        self.queue.kv_batch_put(keys=names, partition_id=batch.partition_id, fields=column)
+        batch.reorder(layout.order.tolist())
+
+    def content(self, batch: Any) -> int:
+        return zlib.crc32("\n".join(batch.keys).encode())
+
+    def attach(self, batch: Any, layout: Layout) -> Callable[[], object]:
+        return lambda: None
+
+
+def _balancing(original: Any, settings: Settings, source: Any) -> Any:
+    @functools.wraps(original)
+    def _balance_batch(self: Any, batch: Any, metrics: Any, *args: Any, **kwargs: Any) -> Any:
+        returned = original(self, batch, metrics, *args, **kwargs)
+        now = batch if returned is None else returned  # the one with padding samples
+        _LAYOUTS.pop(self, None)
+        try:
+            session = session_of(self, settings)
+            key = (_LAST_KEY.get(self, 0)) + 1
+            _LAST_KEY[self] = key
+            layout = session.run(
+                lambda: _build(self, now, source, settings),
+                lambda planned: _layout(self, now, source, planned),
+                key=key,
+            )
+            if layout is not None:
+                source.reorder(now, layout)
+                _LAYOUTS[self] = Layout(layout.order, layout.cells, key, source.content(now))
+            metrics.update(session.metrics)
+        except Exception as error:  # before there is a session, or in verl's own data classes
+            _LOG.warning("routepack: verl's own packing is used: %s: %s", type(error).__name__, error)
+        return returned
+
+    return _balance_batch
+
+
+_LAST_KEY: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _passing(original: Any, source: Any) -> Any:
+    @functools.wraps(original)
+    def method(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        layout, detach = _LAYOUTS.get(self), None
+        if layout is not None:
+            try:
+                session = session_of(self)
+                if source.content(batch) == layout.content:
+                    if session.run(_not_again, lambda planned: layout, key=layout.key) is not None:
+                        detach = source.attach(batch, layout)
+                else:
+                    _LAYOUTS.pop(self, None)
+                    session.run(_changed, lambda planned: None)
+            except Exception as error:
+                _LOG.warning("routepack: verl's own packing is used: %s: %s", type(error).__name__, error)
+        try:
+            return original(self, batch, *args, **kwargs)
+        finally:
+            if detach is not None:
+                detach()
+
+    return method
+
+
+def _not_again() -> Step:
+    raise FallBack(Reason.UNSUPPORTED, "the plan of this batch was dropped in between")
+
+
+def _changed() -> Step:
+    raise FallBack(Reason.UNSUPPORTED, "samples were added, dropped or reordered after the batch was balanced")
+
+
+def _build(trainer: Any, batch: Any, source: Any, settings: Settings) -> Step:
+    config = trainer.config.actor_rollout_ref
+    lengths = source.lengths(batch)
+    dp = (
+        int(trainer._get_dp_size(trainer.actor_rollout_wg, "actor"))
+        if hasattr(trainer, "_get_dp_size")
+        else _dp(trainer)
+    )
+    if getattr(trainer, "use_prefix_grouper", False):
+        raise FallBack(Reason.UNSUPPORTED, "PrefixGrouper keeps groups of samples together")
+    limits = limits_of(config, dp)
+    routes = source.routes(batch, lengths.tolist())
+    if routes is None:
+        raise FallBack(Reason.NO_ROUTES, f"the batch has no {ROUTES}; is router_replay.mode=R3 on?")
+    for finding in check_settings("megatron", _megatron_overrides(config), allow=settings.allow):
+        if finding.refuse:
+            raise FallBack(Reason.SETTINGS, f"{finding.text}; remove it, or accept that with allow")
+    return step_of(lengths, routes, dp, limits, experts=settings.experts or _experts(trainer.config))
+
+
+def step_of(lengths: npt.NDArray[np.int64], routes: Sequence[Any], dp: int, limits: Limits, *, experts: int) -> Step:
+    """Windows of verl's mini-batches, and the limits of its microbatches.
+
+    :param routes: per sample [tokens - 1, layers, k]; layers and rows of zeros have no routes
+    :raises FallBack: when samples do not fill mini-batches
+    """
+    kept = next((found for some in routes if (found := _layers(some))), None)
+    if kept is None:
+        raise FallBack(Reason.NO_ROUTES, f"all {ROUTES} are zero")
+    counted = RouteCounts(experts=experts, layers=kept).of(list(routes), lengths=lengths.tolist())
+    return Step(
+        windows=[
+            StepWindow(lengths[members].astype(np.int32), [counted[i] for i in members])
+            for members in mini_batches(len(lengths), dp, limits.mini_batch)
+        ],
+        top_k=int(routes[0].shape[2]),
+        topology=limits.topology,
+        capacity=limits.capacity,
+        constraints=Constraints(
+            sample_multiple=limits.sample_multiple,
+            row_multiple=limits.row_multiple,
+            equal_count=True,
+            oversized="own-cell",  # verl does not count padding
+        ),
+    )
+
+
+def mini_batches(samples: int, dp: int, mini_batch: int) -> list[list[int]]:
+    """Positions of the samples of each mini-batch: every rank cuts its chunk of the batch from the front.
+
+    >>> mini_batches(8, 2, 4)
+    [[0, 1, 4, 5], [2, 3, 6, 7]]
+    """
+    if samples % mini_batch or mini_batch % dp:
+        raise FallBack(
+            Reason.UNSUPPORTED,
+            f"{samples} samples, mini-batches of {mini_batch}, {dp} ranks: wanted multiples of each other",
+        )
+    chunk, each = samples // dp, mini_batch // dp
+    return [[rank * chunk + begin + i for rank in range(dp) for i in range(each)] for begin in range(0, chunk, each)]
+
+
+def limits_of(config: Any, dp: int) -> Limits:
+    """From `actor_rollout_ref`.
+
+    :raises FallBack: when verl does something that no plan can stand for
+    """
+    actor = config.actor
+    strategy = str(look_up(actor, "strategy") or "")
+    engine: Any = look_up(actor, strategy) or look_up(actor, "fsdp_config") or {}
+    mini_batch = int(actor.ppo_mini_batch_size) * int(look_up(config, "rollout.n") or 1)
+    if look_up(actor, "use_dynamic_bsz") is False:
+        raise FallBack(Reason.UNSUPPORTED, "microbatches of fixed size: plans need actor.use_dynamic_bsz=true")
+    if look_up(actor, "shuffle"):
+        raise FallBack(Reason.UNSUPPORTED, "actor.shuffle draws mini-batches on each rank")
+    if look_up(engine, "dynamic_context_parallel"):
+        raise FallBack(Reason.UNSUPPORTED, "dynamic context parallelism puts a sample on several slots")
+    tp = _size(engine, "tensor_model_parallel_size", "tensor_parallel_size")
+    cp = _size(engine, "context_parallel_size")
+    pp = _size(engine, "pipeline_model_parallel_size", "pipeline_parallel_size")
+    # Ulysses splits a sample over ranks as context parallelism does, and multiplies the cap likewise.
+    sp = _size(engine, "ulysses_sequence_parallel_size", "ulysses_parallel_size") * cp
+    group = 1
+    if _size(engine, "virtual_pipeline_model_parallel_size") > 1:
+        group = int(look_up(engine, "override_transformer_config.microbatch_group_size_per_vp_stage") or pp)
+    multiple = 1
+    if strategy == "megatron":
+        multiple = tp * (2 * cp if cp > 1 else 1)
+        if look_up(engine, "override_transformer_config.fp8"):
+            multiple = math.lcm(multiple, 16)
+    return Limits(
+        mini_batch=mini_batch,
+        capacity=int(actor.ppo_max_token_len_per_gpu) * sp,
+        row_multiple=group,
+        sample_multiple=multiple,
+        topology=Topology(
+            dp=dp,
+            ep=_size(engine, "expert_model_parallel_size", "expert_parallel_size"),
+            tp=tp,
+            cp=sp,
+            etp=_size(engine, "expert_tensor_parallel_size", default=tp if strategy == "megatron" else 1),
+            pp=pp,
+        ),
+    )
+
+
+def _layout(trainer: Any, batch: Any, source: Any, planned: list[PlannedStep]) -> Layout:
+    config = trainer.config.actor_rollout_ref
+    lengths = source.lengths(batch)
+    dp = planned[0].plan.num_slots
+    return layout_of(planned, lengths, dp, limits_of(config, dp))
+
+
+def layout_of(planned: list[PlannedStep], lengths: npt.NDArray[np.int64], dp: int, limits: Limits) -> Layout:
+    """The order of the whole batch, and its column."""
+    order: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(dp)]
+    cells: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(dp)]
+    first = 0
+    for step, members in zip(planned, mini_batches(len(lengths), dp, limits.mini_batch), strict=True):
+        made = exporters.verl(step.plan, num_batches_divided_by=limits.row_multiple)
+        rows = made.num_micro_batches
+        columns = np.stack(
+            [made.cell_ids + first, *(np.full(len(members), v) for v in (first, rows, limits.capacity))], axis=1
+        )
+        for rank, (part, column) in enumerate(
+            zip(np.split(np.array(members)[made.permutation], dp), np.split(columns, dp), strict=True)
+        ):
+            order[rank].append(part)
+            cells[rank].append(column)
+        first += rows
+    return Layout(
+        order=np.concatenate([part for parts in order for part in parts]).astype(np.int64),
+        cells=np.concatenate([part for parts in cells for part in parts]).astype(np.int64),
+    )
+
+
+def rearranging(original: Any) -> Any:
+    """`rearrange_micro_batches` that makes the microbatches of the column when there is one."""
+
+    @functools.wraps(original)
+    def rearrange_micro_batches(batch: Any, max_token_len: int, *args: Any, **kwargs: Any) -> Any:
+        if CELLS not in batch.keys():
+            return original(batch, max_token_len, *args, **kwargs)
+        cells = cells_of(batch.pop(CELLS).cpu().numpy(), max_token_len, kwargs.get("num_batches_divided_by") or 1)
+        # All ranks have the column, and all of them must agree: verl's own cut asks the group too.
+        if not _agreed(cells is not None and not args, kwargs.get("dp_group")):
+            return original(batch, max_token_len, *args, **kwargs)
+        assert cells is not None
+        select = module_of("verl", "verl.utils.tensordict_utils").index_select_tensor_dict
+        return [select(batch, cell) for cell in cells], cells
+
+    return rearrange_micro_batches
+
+
+def cells_of(column: npt.NDArray[np.int64], max_token_len: int, divided_by: int) -> list[list[int]] | None:
+    """Positions of the samples of each microbatch, or None when these samples are not whole mini-batches of the plan.
+
+    >>> column = np.array([[1, 0, 2, 9], [0, 0, 2, 9], [1, 0, 2, 9]])
+    >>> cells_of(column, 9, 1), cells_of(column[:1], 9, 1), cells_of(column, 8, 1)
+    ([[1], [0, 2]], None, None)
+    """
+    if column.ndim != 2 or column.shape[1] != 4 or not len(column) or max_token_len < column[:, 3].max():
+        return None  # this pass has limits of its own
+    wanted = sorted({int(first) + i for first, rows in np.unique(column[:, 1:3], axis=0) for i in range(int(rows))})
+    if sorted(set(column[:, 0].tolist())) != wanted or len(wanted) % divided_by:
+        return None
+    return [np.flatnonzero(column[:, 0] == cell).tolist() for cell in wanted]
+
+
+def _agreed(mine: bool, group: Any) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    if group is None or not dist.is_initialized():
+        return mine
+    answer = torch.tensor([int(mine)], device=module_of("verl", "verl.utils.device").get_device_name())
+    dist.all_reduce(answer, op=dist.ReduceOp.MIN, group=group)
+    return bool(answer.item())
+
+
+def _layers(routes: Any) -> list[int] | None:
+    """Layers that have any route: dense ones are zeros."""
+    found = routes.reshape(-1, *routes.shape[-2:]) != 0
+    kept = [layer for layer in range(routes.shape[-2]) if bool(found[:, layer].any())]
+    return kept or None
+
+
+def _experts(config: Any) -> int:
+    name = look_up(config, "actor_rollout_ref.model.path")
+    return experts_of(str(name))
+
+
+def _megatron_overrides(config: Any) -> Any:
+    return look_up(config, "actor.megatron.override_transformer_config") or {}
+
+
+def _dp(trainer: Any) -> int:
+    group = trainer.actor_rollout_wg
+    if "actor" not in group._dispatch_info:
+        group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+    return int(max(group._dispatch_info["actor"])) + 1
+
+
+def _size(values: Any, *names: str, default: int = 1) -> int:
+    for name in names:
+        found = look_up(values, name)
+        if found:
+            return int(found)
+    return default
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _ORIGINALS.append((owner, name, vars(owner)[name]))
+    setattr(owner, name, value)

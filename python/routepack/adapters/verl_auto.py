@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imported by verl in all of its processes when VERL_USE_EXTERNAL_MODULES names it: installs `routepack.adapters.verl`.
+
+verl is being imported itself at that moment, and most of its processes need no hook. Each hook therefore waits for the
+module it goes into.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from routepack.adapters import verl
+
+_LOG = logging.getLogger("routepack")
+
+
+class _Waiting(importlib.abc.MetaPathFinder):
+    """Calls a function with a module once it has been imported."""
+
+    def __init__(self, hooks: dict[str, Callable[[Any], object]]) -> None:
+        self.hooks = hooks
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        hook = self.hooks.pop(name, None)
+        if hook is None:
+            return None
+        spec = importlib.util.find_spec(name)  # this finder has forgotten the name by now
+        if spec is None or spec.loader is None:
+            return None
+        run: Callable[[Any], None] = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            _quietly(hook, module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _quietly(hook: Callable[[Any], object], module: Any) -> None:
+    try:
+        hook(module)
+    except Exception as error:  # a training job goes on without plans
+        _LOG.warning("routepack: stays off in %s: %s", module.__name__, error)
+
+
+def wait() -> None:
+    """Installs in what is imported already, and waits for the rest."""
+    hooks: dict[str, Callable[[Any], object]] = {
+        "verl.workers.engine.utils": verl.install_worker,
+        "verl.trainer.ppo.ray_trainer": lambda module: verl.install_trainer(module.RayPPOTrainer),
+        "verl.trainer.ppo.v1.trainer_base": lambda module: verl.install_trainer(module.PPOTrainer, queue=module.tq),
+    }
+    for name in [name for name in hooks if name in sys.modules]:
+        _quietly(hooks.pop(name), sys.modules[name])
+    sys.meta_path.insert(0, _Waiting(hooks))
+
+
+wait()
