@@ -11,9 +11,11 @@ from routepack.adapters._reasons import FallBack, Reason
 
 @functools.cache
 def experts_of(name: str) -> int:
-    """Routed experts per layer of a model of Hugging Face. @raises FallBack"""
+    """Routed experts per layer of a model of Hugging Face that lies on this machine. @raises FallBack"""
     try:
-        config = importlib.import_module("transformers").AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = importlib.import_module("transformers").AutoConfig.from_pretrained(
+            name, trust_remote_code=False, local_files_only=True
+        )
     except Exception as error:
         raise FallBack(
             Reason.UNSUPPORTED, f"the number of experts of {name} is not known ({error}); set Settings.experts"
