@@ -4,11 +4,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <list>
 #include <memory>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <stop_token>
 #include <thread>
@@ -18,6 +20,7 @@
 #include "cli/command.h"
 #include "cli/derived_cost.h"
 #include "cli/options.h"
+#include "cli/paths.h"
 #include "cli/plan.h"
 #include "cli/plan_report.h"
 #include "cli/process.h"
@@ -115,9 +118,8 @@ fs::path plan_path_for(const PlanArguments& args, const fs::path& window) {
   return fs::path(args.output) / (window.stem().string() + ".plan.json");
 }
 
-/// An output that is also an input, or that another output would replace, is a slip of the keyboard. Only the current
-/// plan may be replaced by the new one.
-void refuse_clashes(const PlanArguments& args) {
+/// Only the current plan may be replaced by the new one.
+void refuse_clashing_files(const PlanArguments& args) {
   std::vector<fs::path> taken(args.windows.begin(), args.windows.end());
   for (const std::string& input : {args.setup.cost, args.setup.model_config, args.setup.device, args.params_file}) {
     if (!input.empty()) taken.emplace_back(input);
@@ -125,22 +127,7 @@ void refuse_clashes(const PlanArguments& args) {
   std::vector<fs::path> outputs;
   for (const auto& window : args.windows) outputs.push_back(plan_path_for(args, window));
   if (!args.placement_out.empty()) outputs.emplace_back(args.placement_out);
-  const auto same = [](const fs::path& a, const fs::path& b) {
-    std::error_code ignored;
-    return fs::equivalent(a, b, ignored) || fs::weakly_canonical(a, ignored) == fs::weakly_canonical(b, ignored);
-  };
-  const std::size_t inputs = taken.size();
-  for (const fs::path& output : outputs) {
-    // A device may be written twice; a file may not.
-    std::error_code ignored;
-    if (fs::exists(output, ignored) && fs::is_other(output, ignored)) continue;
-    for (std::size_t k = 0; k < taken.size(); ++k) {
-      if (!same(output, taken[k])) continue;
-      throw UsageError(fmt::format("{}: found as an output and as {} {}, wanted a file of its own", output.string(),
-                                   k < inputs ? "the input" : "another output,", taken[k].string()));
-    }
-    taken.push_back(output);
-  }
+  refuse_clashes(taken, outputs);
 }
 
 /// Several windows go into a folder.
@@ -292,6 +279,19 @@ void refuse_stray_moves(const std::string& window) {
       fmt::format("{}: found a value of --moves where a window stands, wanted --moves before each value", window));
 }
 
+/// A rank with more windows would wait for the others when they are done.
+void require_same_windows(const PlanArguments& args) {
+  if (args.transport == nullptr) return;
+  TeamLink team(*args.transport, std::chrono::seconds(args.patience_s));
+  const std::string mine =
+      fmt::format("{} windows{}", args.windows.size(), args.one_placement ? ", one placement" : "");
+  const auto all = team.all_gather(std::as_bytes(std::span(mine)));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (std::ranges::equal(all[r], all.front())) continue;
+    throw UsageError(fmt::format("rank {}: found other windows than those of rank 0, wanted the same command line", r));
+  }
+}
+
 int run_plan(PlanArguments& args, PlanOptions& options) {
   if (args.cost_template) {
     if (args.speaks()) fmt::print("{}", CostModel::file_template());
@@ -308,7 +308,8 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
   for (const auto& window : args.windows) refuse_stray_moves(window);
   if (args.output.empty()) throw UsageError("--output is missing: -o PLAN, or -o DIR for several windows");
   if (args.setup.cap == 0) throw UsageError("--cap is missing: the token cap of one cell");
-  refuse_clashes(args);
+  refuse_clashing_files(args);
+  require_same_windows(args);
   std::optional<Placement> current;
   if (!args.setup.current.empty()) current = Placement::load(args.setup.current);
   if (args.speaks()) warn_of_ignored_options(args.setup.params);

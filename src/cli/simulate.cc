@@ -5,24 +5,31 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/add_options.h"
 #include "cli/command.h"
+#include "cli/paths.h"
+#include "cli/process.h"
 #include "cli/report.h"
 #include "cli/simulate_report.h"
 #include "cli/step_timing.h"
 #include "core/file.h"
 #include "routepack/moves.h"
+#include "routepack/plan.h"
 #include "routepack/plan_file.h"
 #include "simulate/chrome_trace.h"
 
 namespace routepack::cli {
 namespace {
+
+constexpr double kMostMs = 1e9;
 
 struct SimulateArguments {
   std::string window, plan;
@@ -35,6 +42,19 @@ struct SimulateArguments {
   std::string trace;
   std::int64_t trace_rows = 0;
   bool json = false;
+};
+
+/// Passes Ctrl-C on into the middle of a long timeline.
+class Interruptible final : public TimelineSink {
+ public:
+  explicit Interruptible(TimelineSink& to) : to_(to) {}
+  void interval(const Interval& interval) override {
+    if (interrupted()) throw Cancelled("interrupted before the trace was complete");
+    to_.interval(interval);
+  }
+
+ private:
+  TimelineSink& to_;
 };
 
 /// The model that --device needs: as asked, or as the window says.
@@ -59,10 +79,25 @@ std::int32_t tensor_parallel_of(const SimulateArguments& args, const Topology& t
   return static_cast<std::int32_t>(std::max<std::int64_t>(1, args.etp * topology.ranks() / (slots * args.cp)));
 }
 
+/// Sizes that were given must give the shards of the plan.
+void refuse_contradicting_sizes(const SimulateArguments& args, const Topology& topology) {
+  if (args.tp == 0 && args.cp == 1 && args.etp == 1) return;
+  const std::int64_t tp = tensor_parallel_of(args, topology);
+  for (const ShardId g : topology.shard_ids()) {
+    const auto slots = static_cast<std::int64_t>(topology.slots_of(g).size());
+    const std::int64_t devices = args.etp * topology.ranks();
+    if (devices % slots == 0 && devices / slots % tp == 0 && devices / slots / tp == args.cp) continue;
+    throw UsageError(fmt::format(
+        "--tp {} --cp {} --etp {}: {} slots share {} EP ranks in the plan, wanted slots x tp x cp = ranks x etp", tp,
+        args.cp, args.etp, slots, topology.ranks()));
+  }
+}
+
 StepTiming timing_of(const SimulateArguments& args, const CheckedPlan& plan, const Window& window,
                      const std::optional<Device>& device) {
   if (!device) return StepTiming::load(args.timing);
   const Topology& topology = plan.instance.topology;
+  refuse_contradicting_sizes(args, topology);
   return time_model(shape_of(args, window), *device,
                     {.capacity = plan.instance.capacity,
                      .dp = topology.slots(),
@@ -84,6 +119,9 @@ std::optional<Admission> admission_of(const SimulateArguments& args, const PlanR
   Admission admission{.other = args.aux_ms / 1e3, .admit = args.admit_ms / 1e3};
   for (const auto& [phase, ms] : record.timings_ms) {
     const bool placing = phase == "demand" || phase == "place";
+    if (!(ms >= 0.0 && ms <= kMostMs)) {
+      throw InvalidInput(fmt::format("{}: timings_ms.{}: found {}, wanted 0 to {}", args.plan, phase, ms, kMostMs));
+    }
     const bool planning = phase != "total" && phase != "load";  // the window was there before
     if (planning) (placing ? admission.place : admission.pack) += ms / 1e3;
   }
@@ -111,6 +149,10 @@ int run_simulate(const SimulateArguments& args) {
   if (!args.model.empty() && !args.model_config.empty()) {
     throw UsageError("--model and --model-config exclude each other");
   }
+  refuse_clashes(
+      {args.window, args.plan, args.device, args.timing, args.model_config, args.current},
+      args.trace.empty() ? std::vector<std::filesystem::path>{} : std::vector<std::filesystem::path>{args.trace});
+  catch_interrupts();
   if (args.trace_rows > 0 && args.trace.empty()) throw UsageError("--trace-rows: wanted with --trace FILE");
   const Window window = Window::load(args.window);
   const PlanRecord record = load_plan(args.plan);
@@ -132,7 +174,8 @@ int run_simulate(const SimulateArguments& args) {
       ChromeTrace trace(
           timing, write,
           args.trace_rows > 0 ? static_cast<std::int32_t>(args.trace_rows) : std::numeric_limits<std::int32_t>::max());
-      times = simulate(&trace);
+      Interruptible sink(trace);
+      times = simulate(&sink);
       trace.finish(times);
     });
   }
@@ -175,10 +218,10 @@ void add_simulate(CLI::App& app, Action& action) {
   add.text("current", args->current, "plan or placement file: where experts were before (default: identity)", "FILE");
   add.integer("expert_bytes", args->expert_bytes, 0, std::int64_t{1} << 50,
               "state of one expert (0 = 14 bytes per parameter)");
-  add.number("aux_ms", args->aux_ms, 0.0, 1e9, "what the trainer does anyway before state can move (T_aux)");
-  add.number("actor_ms", args->actor_ms, -1.0, 1e9,
+  add.number("aux_ms", args->aux_ms, 0.0, kMostMs, "what the trainer does anyway before state can move (T_aux)");
+  add.number("actor_ms", args->actor_ms, 0.0, kMostMs,
              "moving and applying state (T_actor; -1 = from the moves and the device's links)");
-  add.number("admit_ms", args->admit_ms, 0.0, 1e9, "after both (T_admit)");
+  add.number("admit_ms", args->admit_ms, 0.0, kMostMs, "after both (T_admit)");
   add.group("Output");
   add.text("trace", args->trace, "write the timeline for chrome://tracing or Perfetto", "FILE");
   add.integer("trace_rows", args->trace_rows, 0, kMany, "only the first rows (0 = all)");
@@ -186,7 +229,16 @@ void add_simulate(CLI::App& app, Action& action) {
   command->footer(R"(Example:
   routepack simulate examples/windows/gptoss20b-mmlu-354.safetensors plan.json \
       --device examples/devices/h20.toml --model gpt-oss-20b --trace step.trace.json)");
-  command->callback([args, &action] { action = [args] { return run_simulate(*args); }; });
+  command->callback([command, args, &action] {
+    if (command->count("--trace") > 0 && args->trace.empty()) throw UsageError("--trace: found no name, wanted a file");
+    for (const char* option :
+         {"--model", "--model-config", "--tp", "--cp", "--etp", "--ranks-per-node", "--tile", "--recompute"}) {
+      if (!args->timing.empty() && command->count(option) > 0) {
+        throw UsageError(fmt::format("{} and --timing exclude each other: the file has measured times", option));
+      }
+    }
+    action = [args] { return run_simulate(*args); };
+  });
 }
 
 }  // namespace routepack::cli

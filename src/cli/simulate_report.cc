@@ -26,6 +26,8 @@ constexpr std::array kParts = {Part{"dense side", "dense", &DeviceTime::dense},
                                Part{"waiting for other stages", "wait_pipeline", &DeviceTime::wait_pipeline},
                                Part{"waiting for other shards", "wait_shards", &DeviceTime::wait_shards}};
 
+constexpr std::size_t kOnColumns = 40;  // leaves room for the rest of the line
+
 std::string seconds_text(double seconds) {
   if (seconds >= 1.0) return fmt::format("{:.3f} s", seconds);
   if (seconds >= 1e-3) return fmt::format("{:.3f} ms", 1e3 * seconds);
@@ -53,8 +55,8 @@ std::string SimulateReport::text() const {
   std::string text = fmt::format(
       "{}: {} rows of {} slots, {} shard{}, {} pipeline stage{}, {} layers\n"
       "step {}, {} tokens/s\n\n",
-      on, rows, topology.slots(), topology.shards(), topology.shards() == 1 ? "" : "s", pipeline.stages,
-      pipeline.stages == 1 ? "" : "s", timing.layers.size(), seconds_text(times.seconds),
+      shortened(one_line(on), kOnColumns), rows, topology.slots(), topology.shards(), topology.shards() == 1 ? "" : "s",
+      pipeline.stages, pipeline.stages == 1 ? "" : "s", timing.layers.size(), seconds_text(times.seconds),
       with_commas(static_cast<std::int64_t>(times.tokens_per_second())));
   Table table;
   table.row({"devices", "mean", "%", "least", "most"});

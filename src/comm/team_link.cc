@@ -65,9 +65,9 @@ void TeamLink::exchange(Mail& mail) {
       if (pending.empty()) break;
       if (std::chrono::steady_clock::now() > last) {
         const Pending& message = pending.front();
-        fail(message.peer, fmt::format("rank {}: rank {} {} for {:.1f} s", rank(), message.peer,
-                                       message.receives ? "was silent" : "took no message",
-                                       std::chrono::duration<double>(limit_).count()));
+        fail(message.peer,
+             fmt::format("rank {} {} for {:.1f} s", message.peer, message.receives ? "was silent" : "took no message",
+                         std::chrono::duration<double>(limit_).count()));
       }
       std::this_thread::yield();
     }

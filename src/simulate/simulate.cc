@@ -69,6 +69,7 @@ class Run {
         chunks_(deal_layers(timing, pipeline)),
         window_layer_(window_layers(timing, instance.window)),
         loads_(step_loads(instance, placement, layout, timing.tile)) {
+    refuse_routes_of_dense_layers();
     result_.culprits.by_slot.resize(static_cast<std::size_t>(loads_.slots));
     result_.culprits.by_rank.resize(static_cast<std::size_t>(std::int64_t{loads_.shards} * loads_.ranks));
     result_.culprits.by_layer.resize(timing.layers.size());
@@ -115,6 +116,25 @@ class Run {
 
   [[nodiscard]] std::size_t index_of(std::int32_t stage, ShardId g) const {
     return static_cast<std::size_t>(std::int64_t{stage} * loads_.shards + g.value());
+  }
+
+  /// What nobody would ever compute.
+  void refuse_routes_of_dense_layers() const {
+    std::vector<bool> computed(static_cast<std::size_t>(loads_.layers), false);
+    for (std::size_t l = 0; l < timing_.layers.size(); ++l) {
+      if (timing_.layers[l].routed) computed[static_cast<std::size_t>(window_layer_[l])] = true;
+    }
+    for (std::int32_t layer = 0; layer < loads_.layers; ++layer) {
+      if (computed[static_cast<std::size_t>(layer)]) continue;
+      for (std::int32_t row = 0; row < loads_.rows; ++row) {
+        for (const ShardId g : topology_.shard_ids()) {
+          const RankWork* ranks = loads_.ranks_of(row, g, layer);
+          if (std::all_of(ranks, ranks + loads_.ranks, [](const RankWork& rank) { return rank.tokens == 0; })) continue;
+          throw InvalidInput(fmt::format(
+              "counts[:, {}]: found routed tokens in a layer that the timing has as dense, wanted none", layer));
+        }
+      }
+    }
   }
 
   std::span<DeviceTime> devices_of(std::int32_t stage, ShardId g) {

@@ -3,11 +3,14 @@
 import csv
 import io
 import json
+import signal
+import subprocess
+import time
 
 import pytest
 
 from test_model_cost import CONFIG
-from windowkit import REPOSITORY, run, run_json
+from windowkit import EXECUTABLE, REPOSITORY, run, run_json
 
 WINDOW = REPOSITORY / "examples/windows/gptoss20b-mmlu-354.safetensors"
 DEVICE = ["--device", REPOSITORY / "examples/devices/h20.toml"]
@@ -257,3 +260,67 @@ def test_compare_takes_timing_files_and_recomputation(tmp_path):
         refused = run(*common, *more, status=2)
         assert len(refused.stderr.splitlines()) == 1 or refused.stderr.count("error:") == 1
         assert "--recompute" in refused.stderr
+
+
+@pytest.mark.parametrize("target", ["plan", "window", "device"])
+def test_a_trace_does_not_replace_an_input(plan, target, tmp_path):
+    files = {"plan": tmp_path / "plan.json", "window": tmp_path / "window.safetensors", "device": tmp_path / "h20.toml"}
+    for path, source in zip(files.values(), (plan, WINDOW, DEVICE[1]), strict=True):
+        path.write_bytes(source.read_bytes())
+    before = files[target].read_bytes()
+    refused = run("simulate", files["window"], files["plan"], "--device", files["device"], "--trace", files[target], status=2)
+    assert "found as an output and as the input" in refused.stderr
+    assert files[target].read_bytes() == before
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_trace_leaves_nothing_behind(folder, signal_number, tmp_path):
+    """A trace through a pipe that is not read on: the program is in the middle of it for certain."""
+    long_plan = tmp_path / "plan.json"
+    run("plan", WINDOW, *[1024 if size == 2048 else size for size in SIZES], "-o", long_plan)
+    out = tmp_path / "traces"
+    out.mkdir()
+    for delay in (0.0, 0.01, 0.02, 0.04):
+        job = subprocess.Popen([EXECUTABLE, "simulate", WINDOW, long_plan, *map(str, DEVICE), "--trace", out / "t.json"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        time.sleep(delay)
+        job.send_signal(signal_number)
+        status = job.wait(30)
+        assert status in (0, 130, -signal_number)  # before main() a signal ends a process as it likes
+        assert {p.name for p in out.iterdir()} <= {"t.json"}
+
+
+@pytest.mark.parametrize("sizes", [["--tp", 3], ["--cp", 7], ["--tp", 2, "--etp", 4], ["--etp", 3, "--tp", 2]])
+def test_sizes_that_contradict_the_plan_are_refused(plan, sizes):
+    refused = run("simulate", WINDOW, plan, *DEVICE, *sizes, status=2)
+    assert "wanted slots x tp x cp = ranks x etp" in refused.stderr
+
+
+def test_sizes_that_give_the_shards_of_the_plan_are_taken(plan):
+    one = run_json("simulate", WINDOW, plan, *DEVICE)
+    assert run_json("simulate", WINDOW, plan, *DEVICE, "--tp", 1, "--cp", 1)["seconds"] == one["seconds"]
+    assert run_json("simulate", WINDOW, plan, *DEVICE, "--tp", 2, "--etp", 2)["seconds"] < one["seconds"]
+
+
+def test_what_a_timing_file_says_is_not_said_again(plan, tmp_path):
+    for option in (["--model", "nosuch"], ["--tp", 2], ["--tile", 64], ["--recompute"]):
+        refused = run("simulate", WINDOW, plan, "--timing", tmp_path / "t.toml", *option, status=2)
+        assert f"{option[0]} and --timing exclude each other" in refused.stderr
+
+
+@pytest.mark.parametrize("ms", [-5, 1e308])
+def test_planning_times_out_of_range_are_refused(plan, ms, tmp_path):
+    text = json.loads(plan.read_text(encoding="utf-8"))
+    text["timings_ms"]["place"] = ms
+    changed = tmp_path / "plan.json"
+    changed.write_text(json.dumps(text), encoding="utf-8")
+    assert "timings_ms.place" in run("simulate", WINDOW, changed, *DEVICE, status=2).stderr
+
+
+def test_names_of_devices_stay_in_their_line(plan, tmp_path):
+    device = tmp_path / "device.toml"
+    device.write_text(DEVICE[1].read_text(encoding="utf-8").replace('"NVIDIA H20"', r'"a\nb\u001b[31m' + "x" * 200 + '"'),
+                      encoding="utf-8")  # fmt: skip
+    text = run("simulate", WINDOW, plan, "--device", device).stdout
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 100
