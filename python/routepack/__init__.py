@@ -12,6 +12,7 @@
     plan.save("plan.json")
 """
 
+from routepack import _signals as _signals  # first: Ctrl-C may come while the others are imported
 from routepack._core import (
     Bounds,
     Constraints,

@@ -11,9 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from routepack import _signals
 from routepack._terminal import output
 
 _PYTHON = {
@@ -39,22 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments[:1] == ["calibrate"]:
-            from routepack.calibrate.cli import main as calibrate
-
-            return calibrate(arguments[1:])
-        if arguments[:1] == ["convert"]:
-            from routepack.convert import main as convert
-
-            return convert(arguments[1:])
-        if arguments[:1] == ["evaluate"]:
-            from routepack.evaluate.cli import main as evaluate
-
-            return evaluate(arguments[1:])
-        if arguments[:1] == ["report"]:
-            from routepack.report.cli import main as report
-
-            return report(arguments[1:])
+        with _signals.leaving():
+            subcommand = _subcommand(arguments[0] if arguments else "")
+        if subcommand is not None:
+            return subcommand(arguments[1:])
         if not os.access(program(), os.X_OK):
             print(f"routepack: error: {program()}: found no program, wanted the C++ command line", file=sys.stderr)
             return 2
@@ -76,6 +65,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"routepack: error: {error}", file=sys.stderr)
         return 2
+
+
+def _subcommand(name: str) -> Callable[[Sequence[str]], int] | None:
+    """The main of a subcommand in Python, with all that it imports; None for those of C++."""
+    if name == "calibrate":
+        from routepack.calibrate.cli import main as calibrate
+
+        return calibrate
+    if name == "convert":
+        from routepack.convert.cli import main as convert
+
+        return convert
+    if name == "evaluate":
+        from routepack.evaluate.cli import main as evaluate
+
+        return evaluate
+    if name == "report":
+        from routepack.report.cli import main as report
+
+        return report
+    return None
 
 
 def _help() -> str:

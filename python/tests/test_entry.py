@@ -115,3 +115,29 @@ def test_results_hold_no_colour_without_a_terminal(window):
     for arguments in (["--help"], ["inspect", window], ["report", "--help"], ["convert", "--help"]):
         done = run(*arguments, env={**os.environ, "FORCE_COLOR": "1", "CLICOLOR_FORCE": "1"})
         assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["calibrate", "convert", "evaluate", "report"])
+def test_an_interrupt_while_it_imports_ends_it_in_silence(name, tmp_path):
+    # A numpy that interrupts the process as Ctrl-C would, and then imports as long as it takes.
+    (tmp_path / "numpy.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    restored = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    block = restored + "sys.argv[0] = 'routepack'; from routepack.__main__ import main; sys.exit(main(['%s', '--help']))" % name
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", block], env=env, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_interrupts_are_exceptions_again_once_a_subcommand_runs():
+    block = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'routepack'; "
+        "from routepack.__main__ import main; first = signal.getsignal(signal.SIGINT); main(['evaluate', '--nosuch']); "
+        "print(first is signal.default_int_handler, signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    )
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, check=False)
+    assert done.stdout == "False True\n" and done.stderr.count("\n") == 1
+
+
+def test_as_a_library_it_leaves_interrupts_alone():
+    block = "import signal; one = signal.getsignal(2); import routepack.__main__; print(signal.getsignal(2) is one)"
+    assert subprocess.run([sys.executable, "-c", block], capture_output=True, text=True).stdout == "True\n"

@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <span>
 #include <sstream>
 #include <stop_token>
@@ -172,7 +173,7 @@ void write_plans(const PlanArguments& args, std::vector<Planned>& plans, Report&
     files.emplace_back(args.placement_out, plans.back().plan.placement.to_json());
   }
   if (interrupted()) throw Cancelled("interrupted before the plan was written");
-  for (auto file = files.rbegin(); file != files.rend(); ++file) file->commit();
+  for (StagedFile& file : std::views::reverse(files)) file.commit();
   for (const Planned& planned : plans) {
     if (args.json) {
       report.plans.push_back(planned_json(planned));

@@ -18,7 +18,7 @@ from routepack.calibrate import identify
 from routepack.calibrate.fit import fit as _fit
 from routepack.calibrate.fit import scipy_parts as _scipy_parts
 from routepack.calibrate.identify import Problem, Unidentifiable
-from routepack.calibrate.model import DenseStage, Design, kept_terms, stages_of
+from routepack.calibrate.model import MOST_CAPACITY, MOST_TILE, DenseStage, Design, kept_terms, stages_of
 from routepack.calibrate.output import cost_toml, timing_toml
 from routepack.calibrate.records import Record, read_records
 from routepack.calibrate.result import Calibration, Estimate, Residuals, summarise
@@ -55,7 +55,9 @@ def calibrate(
     interval is as wide as its value is kept and noted, not refused.
 
     :raises Unidentifiable: when the records leave terms open
-    :raises InvalidInput: for records that lack what the terms need, and when scipy is missing
+    :raises InvalidInput: for records that lack what the terms need or are more than 4 times as long or as short as the
+        fit, for what the planner and the simulator would refuse, and when scipy is missing
+    :raises ImportError: when scipy is there and cannot be loaded
 
     >>> records = [Record("experts", 1e-6 * peak, expert_peak=peak) for peak in (100.0, 200.0, 400.0)]
     >>> records += [Record("attention", 5e-6 * t, stage="full", layers=1, tokens=(t,)) for t in (10.0, 20.0)]
@@ -65,9 +67,9 @@ def calibrate(
     >>> round(found.cost.stages[0].alpha, 9)
     5.0
     """
-    for name, number in (("capacity", capacity), ("tile", tile)):
-        if not 1 <= number < 2**31:
-            raise routepack.InvalidInput(f"{name}: found {number}, wanted a number of tokens of at least 1")
+    for name, number, most in (("capacity", capacity, MOST_CAPACITY), ("tile", tile, MOST_TILE)):
+        if not 1 <= number <= most:
+            raise routepack.InvalidInput(f"{name}: found {number}, wanted 1 to {most} tokens")
     if not 0.0 < confidence < 1.0:
         raise routepack.InvalidInput(f"confidence: found {confidence}, wanted a number between 0 and 1")
     if not records:
@@ -84,6 +86,7 @@ def calibrate(
         problems += [problem for problem in identify.dependent(rest, found) if not named.issuperset(problem.terms)]
     if problems:
         raise Unidentifiable(problems)
+    identify.require_near(design, found)
     wide = identify.uncertain(design, found, confidence)
     if wide and not keep_wide:
         raise Unidentifiable(wide)

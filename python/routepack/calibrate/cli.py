@@ -8,23 +8,27 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import routepack
 from routepack import _terminal
-from routepack.calibrate import calibrate, output
+from routepack.calibrate import calibrate, files, output
 from routepack.calibrate.fit import HINT
-from routepack.calibrate.model import DenseStage
+from routepack.calibrate.model import MOST_CAPACITY, MOST_LAYERS, MOST_TILE, DenseStage
 from routepack.calibrate.records import read_records
 from routepack.calibrate.result import Calibration
 from routepack.convert.errors import shown
-from routepack.report.images import write_text
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise routepack.InvalidInput(f"{message} (see routepack calibrate --help)")
+
+
+def _path(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("found an empty name, wanted a file")
+    return text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,10 +39,15 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("measurements", metavar="MEASUREMENTS", nargs="+", help="files of records: .csv or .jsonl")
-    add("-o", "--output", metavar="COST", required=True, help="cost file (TOML) to write")
+    add("measurements", metavar="MEASUREMENTS", nargs="+", type=_path, help="files of records: .csv or .jsonl")
+    add("-o", "--output", metavar="COST", required=True, type=_path, help="cost file (TOML) to write")
     add("--cap", type=int, metavar="C", required=True, help="token cap of the costs")
-    add("--timing", metavar="FILE", help="timing file (TOML) to write: the same in seconds, for the step simulator")
+    add(
+        "--timing",
+        metavar="FILE",
+        type=_path,
+        help="timing file (TOML) to write: the same in seconds, for the step simulator",
+    )
     add(
         "--stage",
         metavar="NAME:LAYERS",
@@ -62,23 +71,48 @@ def _parser() -> argparse.ArgumentParser:
 
 def _stage(text: str) -> DenseStage:
     name, _, layers = text.rpartition(":")
-    number = int(layers) if layers.isascii() and layers.isdigit() and len(layers) < 8 else 0
-    if not name or not name.isprintable() or not 1 <= number < 2**20:
+    known = layers.isascii() and layers.isdigit()
+    number = 0 if not known else int(layers) if len(layers) < 9 else MOST_LAYERS + 1
+    if not name or not name.isprintable() or number < 1:
         raise routepack.InvalidInput(f"--stage: found {shown(text)}, wanted NAME:LAYERS, such as full:24")
+    if number > MOST_LAYERS:
+        raise routepack.InvalidInput(f"--stage: found {shown(text)}, wanted at most {MOST_LAYERS} layers")
     return DenseStage(name, number)
+
+
+def _stages(texts: Sequence[str]) -> list[DenseStage]:
+    stages = [_stage(text) for text in texts]
+    if (layers := sum(stage.layers for stage in stages)) > MOST_LAYERS:
+        raise routepack.InvalidInput(f"--stage: found {layers} layers in all, wanted at most {MOST_LAYERS}")
+    return stages
+
+
+def _require_tokens(option: str, number: int, most: int) -> None:
+    if not 1 <= number <= most:
+        raise routepack.InvalidInput(f"{option}: found {shown(number)}, wanted 1 to {most} tokens")
+
+
+def _same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:  # one is not there yet
+        return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _require_apart(outputs: Sequence[str], inputs: Sequence[str]) -> None:
     for k, path in enumerate(outputs):
         for other in (*inputs, *outputs[:k]):
-            if os.path.realpath(path) == os.path.realpath(other):
+            if _same(path, other):
                 raise routepack.InvalidInput(f"{path}: found as an output and as another file, wanted different files")
 
 
 def _run(given: argparse.Namespace) -> tuple[Calibration, list[str]]:
     outputs = [path for path in (given.output, given.timing) if path is not None]
     _require_apart(outputs, given.measurements)
-    stages = None if given.stage is None else [_stage(text) for text in given.stage]
+    _require_tokens("--cap", given.cap, MOST_CAPACITY)
+    _require_tokens("--tile", given.tile, MOST_TILE)
+    stages = None if given.stage is None else _stages(given.stage)
+    files.require_writable(outputs)
     with _terminal.Progress() as progress:
         progress.says("reading")
         records = read_records(given.measurements)
@@ -96,15 +130,39 @@ def _run(given: argparse.Namespace) -> tuple[Calibration, list[str]]:
     if given.timing is not None:
         texts.append(output.timing_toml(found, given.measurements, forward_share=given.forward_share))
     routepack.CostModel.parse(texts[0], given.output)  # nothing is written that cannot be read
-    for path, text in zip(outputs, texts):
-        write_text(Path(path), text)
+    files.write_all(dict(zip(outputs, texts)))
     return found, outputs
 
 
 def _text(found: Calibration, written: Sequence[str]) -> str:
-    said = "\n".join(f"  {note}" for note in found.notes)
-    files = "\n".join(f"  wrote {path}" for path in written)
-    return "\n\n".join(part for part in (output.table(found), said, files) if part)
+    said = "\n".join(_wrapped(note) for note in found.notes)
+    wrote = "\n".join(f"  wrote {path}" for path in written)
+    return "\n\n".join(part for part in (output.table(found), said, wrote) if part)
+
+
+def _wrapped(note: str) -> str:
+    """Lines within the columns of a terminal, the first indented by 2 and the others by 4."""
+    lines, line, indent = [], "", 2
+    for word in note.split():
+        while (over := indent + _terminal.display_width(f"{line} {word}".strip()) - _terminal.WIDTH) > 0:
+            if not line:  # a word wider than a line
+                cut = max(1, (len(word) - over) if word.isascii() else (_terminal.WIDTH - indent) // 2)
+                line, word = word[:cut], word[cut:]
+            lines.append(" " * indent + line)
+            line, indent = "", 4
+        line = f"{line} {word}".strip()
+    return "\n".join([*lines, " " * indent + line])
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: compiled modules turn it into an ImportError of their own."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _document(found: Calibration, written: Sequence[str]) -> dict[str, Any]:
@@ -133,6 +191,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (routepack.Error, OSError, MemoryError) as error:
         message = " ".join(str(error).splitlines()) or "not enough memory for this input"
         print(f"routepack calibrate: error: {message.encode('utf-8', 'replace').decode('utf-8')}", file=sys.stderr)
+        return 2
+    except ImportError as error:  # scipy is there and cannot be loaded
+        if _interrupted(error):
+            return 130
+        print(f"routepack calibrate: error: cannot load scipy: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

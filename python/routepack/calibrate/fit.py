@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Least squares of relative errors with coefficients of at least 0, and how far they can be trusted.
+"""Weighted least squares with coefficients of at least 0, and how far they can be trusted.
 
-Timings err by a share of themselves, so each record weighs 1/fit² (iterated: weights from the times themselves would
-favour those that came out short). Intervals are those of the same regression without the bound, cut off at 0: as the
-true value is at least 0, cutting loses no coverage, and a term at the bound keeps an honest upper end. Variances are
-HC2 (MacKinnon and White 1985), which allows every record its own spread; quantiles are Student's with Bell and
-McCaffrey's degrees of freedom (2002), which count the records that really speak of a term.
+Timings err by a share of themselves, so each record weighs 1/fit², and the fit with its own weights is the answer: a
+fixed point, found by iteration, not the least Σ(time/fit − 1)², which favours fits that are too long. Intervals are
+those of the same regression without the bound, cut off at 0: as the true value is at least 0, cutting loses no
+coverage, and a term at the bound keeps an honest upper end. Variances are HC2 (MacKinnon and White 1985), which allows
+every record its own spread; quantiles are Student's with Bell and McCaffrey's degrees of freedom (2002), which count
+the records that really speak of a term.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from routepack.calibrate.model import ACTIVE, Design
 Array = npt.NDArray[np.float64]
 
 HINT = 'pip install "routepack[calibrate]"'
+#: Time over fit, or fit over time, beyond which a record and the fit do not describe the same machine.
+MOST_RATIO = 4.0
 _ITERATIONS = 200
 _SETTLED = 1e-13
 _ALONE = 1e-9  #: leverage so close to 1 leaves a record no error of its own
@@ -31,11 +34,14 @@ def scipy_parts() -> tuple[Any, Any, Any]:
     """(nnls, lsq_linear, Student's quantile function).
 
     :raises InvalidInput: when scipy is not installed
+    :raises ImportError: when it is and cannot be loaded, with the reason
     """
     try:
         from scipy.optimize import lsq_linear, nnls
         from scipy.special import stdtrit
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "scipy":
+            raise
         raise routepack.InvalidInput(f"calibrate: found no scipy, wanted it for the fit: {HINT} brings it") from None
     return nnls, lsq_linear, stdtrit
 
@@ -95,7 +101,7 @@ class Fit:
 
 
 def fit(design: Design) -> Fit:
-    """The coefficients with the least relative errors among fixed points from several starts."""
+    """Of the fixed points from several starts, the one with the least squares of log(time/fit)."""
     peaks = design.highest.max(axis=0)
     even = float(np.median(design.seconds)) / np.where(peaks > 0.0, peaks, 1.0)
     second = np.array([term == ACTIVE or term.endswith(".pair") for term in design.terms])
@@ -109,7 +115,9 @@ def fit(design: Design) -> Fit:
 
 def _iterate(design: Design, start: Array, known: set[bytes]) -> tuple[float, Array, bool] | None:
     """(loss, coefficients, settled) from one start; None when it comes to a choice of which the end is known."""
-    seconds, coefficients, fitted, choice = design.seconds, start, design.seconds, b""
+    seconds, coefficients, choice = design.seconds, start, b""
+    # Weights from the times would let one that is far too short rule the first fit, and so every later one.
+    fitted = _within(design.columns(start)[0] @ start, seconds)
     kept: tuple[float, Array] | None = None
     for _ in range(_ITERATIONS):
         regressors, chosen = design.columns(coefficients)
@@ -120,7 +128,7 @@ def _iterate(design: Design, start: Array, known: set[bytes]) -> tuple[float, Ar
             return None
         coefficients = found
         fitted = _within(regressors @ coefficients, seconds)
-        loss = float((np.log(seconds / fitted) ** 2).sum())
+        loss = float((np.log(np.maximum(seconds / fitted, 1.0 / MOST_RATIO)) ** 2).sum())
         if same and change <= _SETTLED:
             known.add(choice)
             return loss, coefficients, True
@@ -133,8 +141,8 @@ def _iterate(design: Design, start: Array, known: set[bytes]) -> tuple[float, Ar
 
 
 def _within(fitted: Array, seconds: Array) -> Array:
-    """No weight from a fit that is off by more than 4 times."""
-    return np.clip(fitted, 0.25 * seconds, 4.0 * seconds)
+    """No weight from a fit below the time over MOST_RATIO: a fit of 0 would weigh infinitely."""
+    return np.maximum(fitted, seconds / MOST_RATIO)
 
 
 def _bounded(a: Array, b: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 import routepack
-from routepack.calibrate.fit import Fit
+from routepack.calibrate.fit import MOST_RATIO, Fit
 from routepack.calibrate.model import ACTIVE, EXCHANGE, EXCHANGE_FIXED, EXPERT, ROW, STEP, Design
 
 Array = npt.NDArray[np.float64]
@@ -19,6 +19,7 @@ Array = npt.NDArray[np.float64]
 MOST_CONDITION = 1e5
 #: Share of the time of some record that an interval as wide as its value may span.
 MOST_SHARE = 0.1
+_NAMED = 20  #: records in one message
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _alike(design: Design) -> list[Problem]:
 
 def dependent(design: Design, fit: Fit) -> list[Problem]:
     """Terms whose regressors depend on one another."""
-    a = fit.regressors / np.maximum(fit.fitted, 0.25 * design.seconds)[:, np.newaxis]
+    a = fit.regressors / np.maximum(fit.fitted, design.seconds / MOST_RATIO)[:, np.newaxis]
     scale = np.linalg.norm(a, axis=0)
     if (scale == 0.0).any():
         empty = [term for term, length in zip(design.terms, scale) if length == 0.0]
@@ -132,6 +133,24 @@ def _tangle(design: Design, regressors: Array, members: list[int], singular: Arr
     return f"the factors of {names} {why} (condition number {condition:.2g})"
 
 
+def require_near(design: Design, fit: Fit) -> None:
+    """No record may be MOST_RATIO times as long or as short as the fit: such a time is a slip, or the model is wrong.
+
+    :raises InvalidInput: with all of them, furthest first: file and line, measured, fitted
+    """
+    with np.errstate(divide="ignore"):
+        off = np.abs(np.log(design.seconds) - np.log(fit.fitted))
+    far = [int(i) for i in np.argsort(-off, kind="stable") if not off[i] <= np.log(MOST_RATIO)]
+    if not far:
+        return
+    said = [f"{design.records[i].where} ({design.seconds[i]:.4g} s, fit {fit.fitted[i]:.4g} s)" for i in far[:_NAMED]]
+    rest = [f"{len(far) - _NAMED} more"] if len(far) > _NAMED else []
+    raise routepack.InvalidInput(
+        f"found times that differ from the fit by more than {MOST_RATIO:g} times: {', '.join([*said, *rest])}; wanted "
+        "none: measure them again or remove them"
+    )
+
+
 def uncertain(design: Design, fit: Fit, confidence: float) -> list[Problem]:
     """Terms whose interval is as wide as their value and wide enough to matter."""
     problems = []
@@ -144,7 +163,7 @@ def uncertain(design: Design, fit: Fit, confidence: float) -> list[Problem]:
             problems.append(Problem((term,), reason, remedy(term)))
             continue
         value = float(fit.coefficients[k])
-        share = (high - low) * float((fit.regressors[:, k] / np.maximum(fit.fitted, 0.25 * design.seconds)).max())
+        share = (high - low) * float((fit.regressors[:, k] / np.maximum(fit.fitted, design.seconds / MOST_RATIO)).max())
         if high - low >= value and share > MOST_SHARE:
             span = f"{value:.3g} s with the {100 * confidence:g} % interval [{low:.3g}, {high:.3g}]"
             reason = f"{span}, as wide as the value and {100 * share:.0f} % of the time of a record"

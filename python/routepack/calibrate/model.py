@@ -28,6 +28,13 @@ EXPERT, ACTIVE, EXCHANGE, EXCHANGE_FIXED, ROW, STEP = (
 )  # fmt: skip
 
 
+# What the planner and the simulator read (docs/formats.md).
+MOST_CAPACITY = 94_906_265
+MOST_TILE = 1 << 20
+MOST_LAYERS = 10_000  #: of a stage, and of all together
+MOST_SECONDS = 1e6  #: of one term
+
+
 @dataclass(frozen=True)
 class DenseStage:
     """Dense work of one kind: its name and its decoder layers."""
@@ -47,8 +54,20 @@ class DenseStage:
 def stages_of(records: Sequence[Record], declared: Sequence[DenseStage] | None) -> list[DenseStage]:
     """Those that were declared, or those that the attention records name, or one for the rows.
 
-    :raises InvalidInput: for names that occur twice or are not declared, or numbers of layers that disagree
+    :raises InvalidInput: for names that occur twice or are not declared, or numbers of layers that disagree or are
+        more than the simulator takes
     """
+    stages = _stages_of(records, declared)
+    for stage in stages:
+        if stage.layers > MOST_LAYERS:
+            found = f"{stage.layers} layers"
+            raise routepack.InvalidInput(f"stage {shown(stage.name)}: found {found}, wanted at most {MOST_LAYERS}")
+    if (layers := sum(stage.layers for stage in stages)) > MOST_LAYERS:
+        raise routepack.InvalidInput(f"stages: found {layers} layers, wanted at most {MOST_LAYERS}")
+    return stages
+
+
+def _stages_of(records: Sequence[Record], declared: Sequence[DenseStage] | None) -> list[DenseStage]:
     stages = list(declared or ())
     names = [stage.name for stage in stages]
     for stage in stages:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import routepack
 from routepack import _terminal
-from routepack.calibrate.model import ACTIVE, EXCHANGE, EXCHANGE_FIXED, EXPERT, ROW, STEP
+from routepack.calibrate.model import ACTIVE, EXCHANGE, EXCHANGE_FIXED, EXPERT, MOST_SECONDS, ROW, STEP
 from routepack.calibrate.result import Calibration, Estimate, Residuals
 
 
@@ -84,7 +84,8 @@ def timing_toml(
     >>> "forward_share = 0.25" in timing_toml(found, forward_share=0.25)
     True
 
-    :raises InvalidInput: for a forward share outside [0, 1], and without a dense stage
+    :raises InvalidInput: for a forward share outside [0, 1], for a term that is longer than the simulator takes, and
+        without a dense stage
     """
     if not found.stages:
         raise routepack.InvalidInput(
@@ -92,11 +93,16 @@ def timing_toml(
         )
     if not 0.0 <= forward_share <= 1.0:
         raise routepack.InvalidInput(f"forward share: found {forward_share}, wanted a number from 0 to 1")
+    for term in found.terms:
+        if not term.value <= MOST_SECONDS:
+            raise routepack.InvalidInput(
+                f"timing file: {term.name}: found {term.value:.4g} s, wanted at most {MOST_SECONDS:g} s"
+            )
     intervals = {term.name: term for term in found.terms}
 
-    def entry(key: str, term: str) -> str:
-        note = "left out" if term not in intervals else f"{_span(intervals[term])} s"
-        return f"{key} = {_number(found.seconds(term))}  # {_printable(note)}\n"
+    def entry(key: str, name: str) -> str:
+        note = "left out" if name not in intervals else f"{_span(intervals[name])} s"
+        return f"{key} = {_number(found.seconds(name))}  # {_printable(note)}\n"
 
     text = _commented([*_head(found, sources, date), f"{100 * found.confidence:g} % intervals"])
     text += f"\ntile = {found.tile}\n\n[expert]\n{entry('token', EXPERT)}{entry('active', ACTIVE)}"

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from routepack._files import write_text
 from routepack.convert import slime_train
-from routepack.convert.errors import InvalidInput, IoError, shown
+from routepack.convert.errors import InvalidInput, shown
 from routepack.convert.options import Options, Path
 
 
@@ -69,22 +68,4 @@ def plan(path: Path, options: Options, how: PlanOptions, *, lengths: Sequence[in
 def save(value: dict[str, Any], path: Path) -> None:
     """Writes a plan; the file appears whole or not at all. @raises IoError"""
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-    folder = os.path.dirname(os.path.abspath(path))
-    try:
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".routepack-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise IoError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    write_text(path, text)

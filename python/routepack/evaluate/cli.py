@@ -12,6 +12,7 @@ import platform
 import shlex
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,15 +20,18 @@ from typing import Any, NoReturn
 
 import routepack
 from routepack import _terminal
+from routepack._files import make_folder, require_folder, require_writable, write_text
+from routepack._signals import Stopped, leaving, stops
 from routepack.evaluate import document, figures, statistics, tables
 from routepack.evaluate.measurements import measure
 from routepack.evaluate.program import Program
 from routepack.evaluate.results import FORMAT, scenario_results
-from routepack.evaluate.scenario import Scenario, load_scenario
+from routepack.evaluate.scenario import MOST_STEPS, Scenario, load_scenario
 from routepack.evaluate.toml import HINT
 from routepack.evaluate.windows import WindowFolder
-from routepack.report.images import write_text
 
+_TEXTS = ("results.json", "summary.csv", "steps.csv", "results.md")
+_NAME = 12  #: columns that a name has at least
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -36,12 +40,19 @@ class _Parser(argparse.ArgumentParser):
 
 def _count(text: str) -> int:
     value = int(text)
-    if value < 1:
+    if not 1 <= value <= MOST_STEPS:
         raise ValueError
     return value
 
 
-_count.__name__ = "whole number above 0"  # what argparse calls it
+def _path(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError
+    return text
+
+
+_count.__name__ = f"whole number from 1 to {MOST_STEPS}"  # what argparse calls it
+_path.__name__ = "path"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,8 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("scenarios", metavar="SCENARIO", nargs="+", help="scenario files (TOML)")
-    add("-o", "--output", metavar="DIR", help="folder for results.json, tables (CSV, Markdown) and pictures")
-    add("--into", metavar="FILE", help="Markdown file that gets the tables between its marks")
+    said = "folder for results.json, tables (CSV, Markdown) and pictures"
+    add("-o", "--output", metavar="DIR", type=_path, help=said)
+    add("--into", metavar="FILE", type=_path, help="Markdown file that gets the tables between its marks")
     add("--steps", metavar="N", type=_count, help="steps of each seed, whatever the scenarios say")
     add("--quick", action="store_true", help="few and small windows: to see whether it runs, not what comes out")
     add("--threads", metavar="N", type=_count, help="worker threads (default: one per core)")
@@ -135,10 +147,15 @@ def _command(given: argparse.Namespace) -> str:
 def _run(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     from routepack.__main__ import program
 
-    statistics.require_scipy()
+    with leaving():
+        statistics.require_scipy()
+        if given.output is not None:
+            figures.require_matplotlib()
     scenarios = _scenarios(given)
     if given.into is not None:
         document.put_between_marks(Path(given.into), "")  # says what is wrong before any work
+    if given.output is not None:
+        _require_output(Path(given.output))
     threads = given.threads or os.cpu_count() or 1
     written: list[str] = []
     with _terminal.Progress() as progress:
@@ -154,16 +171,26 @@ def _run(given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
     return found, written
 
 
+def _require_output(folder: Path) -> None:
+    """Nothing is computed that cannot be written."""
+    for inner in (folder, folder / "figures"):
+        require_folder(inner)
+    for name in _TEXTS:
+        require_writable(folder / name)
+
+
+def _json(found: dict[str, Any]) -> str:
+    try:
+        return json.dumps(found, indent=2, allow_nan=False)
+    except ValueError:
+        raise routepack.Error("results: found a figure that is no finite number, wanted JSON") from None
+
+
 def _write(found: dict[str, Any], folder: Path) -> list[str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "results.json": json.dumps(found, indent=2) + "\n",
-        "summary.csv": document.summary_csv(found),
-        "steps.csv": document.steps_csv(found),
-        "results.md": document.to_markdown(found),
-    }
+    texts = (_json(found) + "\n", document.summary_csv(found), document.steps_csv(found), document.to_markdown(found))
+    make_folder(folder)
     written = []
-    for name, text in texts.items():
+    for name, text in zip(_TEXTS, texts):
         write_text(folder / name, text)
         written.append(str(folder / name))
     return written + [str(path) for path in figures.write_figures(found, folder / "figures")]
@@ -174,10 +201,10 @@ def _text(found: dict[str, Any], written: Sequence[str]) -> str:
     for result in found["scenarios"]:
         device, steps = result["device"] or "no device", result["windows"]["windows"]
         head = f"{result['name']}: {result['model']}, {device}, cap {result['cap']:,}, {steps} steps"
-        lines = _terminal.table(tables.terminal(result)).splitlines()
-        notes = [f"note: {note}" for note in result["notes"]]
-        block = [_terminal.styled(head, "bold", sys.stdout), *(f"  {line}" for line in (*lines, *notes))]
-        parts.append("\n".join(block))
+        lines = _table(tables.terminal(result)).splitlines()
+        notes = [line for note in result["notes"] for line in _wrapped(f"note: {note}", _terminal.WIDTH - 2)]
+        heads = [_terminal.styled(line, "bold", sys.stdout) for line in _wrapped(head, _terminal.WIDTH)]
+        parts.append("\n".join([*heads, *(f"  {line}" for line in (*lines, *notes))]))
     simulated = all(result["time"] == "simulated" for result in found["scenarios"])
     time_said = "tokens/s: simulated" if simulated else "tokens: per unit of the objective"
     parts.append(f"{time_said}; with moves: not hidden; p: Wilcoxon, adjusted; moved: experts a step")
@@ -186,14 +213,26 @@ def _text(found: dict[str, Any], written: Sequence[str]) -> str:
     return "\n\n".join(parts)
 
 
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _table(rows: tables.Table) -> str:
+    """Names get what the figures leave of the columns, and end in front where that is too little."""
+    others = [max(_terminal.display_width(row[c]) for row in rows) for c in range(1, len(rows[0]))]
+    left = max(_NAME, _terminal.WIDTH - 2 - sum(2 + width for width in others))
+    return _terminal.table([[_terminal.shortened(row[0], left), *row[1:]] for row in rows])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0, or 2 with one line on stderr."""
+    """Returns 0, or 2 with one line on stderr; 128 and the number of the signal that stopped it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         given = _parser().parse_args(arguments)
-        found, written = _run(given)
+        with stops():
+            found, written = _run(given)
         if given.json:
-            text = json.dumps(found, indent=2)
+            text = _json(found)
         elif given.csv:
             text = document.summary_csv(found).rstrip()
         elif given.markdown:
@@ -210,4 +249,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except Stopped as stopped:
+        return 128 + stopped.number
     return 0

@@ -71,14 +71,18 @@ def put_between_marks(path: Path, text: str) -> str:
     :raises FormatError: unless it has both marks, once, in order
     """
     try:
-        old = path.read_text(encoding="utf-8")
+        old = path.read_bytes().decode("utf-8")  # line ends as they are
     except OSError as error:
         raise routepack.IoError(f"{path}: cannot read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise routepack.FormatError(f"{path}: found no UTF-8 text, wanted Markdown") from None
     if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
         raise routepack.FormatError(f"{path}: found no pair of marks, wanted {BEGIN} and then {END}")
-    return f"{old[: old.index(BEGIN)]}{BEGIN}\n\n{text.strip()}\n\n{old[old.index(END) :]}"
+    before, after = old[: old.index(BEGIN)], old[old.index(END) :]
+    between = f"{BEGIN}\n\n{text.strip()}\n\n"
+    if old[len(before) + len(BEGIN) :].startswith("\r\n"):
+        between = between.replace("\n", "\r\n")
+    return before + between + after
 
 
 def _csv(rows: list[list[Any]]) -> str:

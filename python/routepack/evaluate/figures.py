@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+import routepack
 from routepack.evaluate import tables
 from routepack.evaluate.toml import HINT
 from routepack.report.charts import AFTER, BEFORE, DENSE, EXPERT, OTHERS
@@ -18,6 +19,7 @@ from routepack.report.images import draw
 #: Strategies in order: the baseline, and those after it.
 _COLOURS = (BEFORE, EXPERT, DENSE, AFTER, *OTHERS)
 _MARKERS = "Dsvo^P*X"
+_WITHOUT = f"evaluate: found no matplotlib, wanted it for the pictures of -o: {HINT}"
 _HATCHES = ("", "//", "\\\\", "..", "xx", "oo")
 
 
@@ -33,7 +35,15 @@ def write_figures(document: dict[str, Any], folder: Path) -> list[Path]:
     }
     for result in results:
         paintings[f"{result['name']}-steps"] = functools.partial(_steps, result)
-    return draw(paintings, folder, f"evaluate: found no matplotlib, wanted it for the pictures of -o: {HINT}")
+    return draw(paintings, folder, _WITHOUT)
+
+
+def require_matplotlib() -> None:
+    """:raises InvalidInput: when it is not installed"""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise routepack.InvalidInput(_WITHOUT) from None
 
 
 def _names(results: list[dict[str, Any]]) -> list[str]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +79,13 @@ def measure(
         steps[strategy.name] = []
         for run in runs:
             compared = program.json(*arguments(scenario, strategy, run, threads))
-            steps[strategy.name] += read_steps(compared, scenario, strategy, run.seed, bytes_of_expert)
+            found = read_steps(compared, scenario, strategy, run.seed, bytes_of_expert)
+            if len(found) != len(run.files):
+                raise routepack.Error(
+                    f"{scenario.path}: strategy {strategy.name}: found {len(found)} steps in the answer of compare, "
+                    f"wanted one for each of {len(run.files)} windows"
+                )
+            steps[strategy.name] += found
     samples, truncated = sum(run.samples for run in runs), sum(run.truncated for run in runs)
     return Measured(scenario, steps, samples, truncated, bytes_of_expert)
 
@@ -88,7 +96,7 @@ def arguments(scenario: Scenario, strategy: Strategy, run: Run, threads: int) ->
     more += ["--recompute"] if scenario.recompute else []
     more += ["--ranks-per-node", str(scenario.ranks_per_node)] if scenario.ranks_per_node else []
     return [
-        *("compare", *map(str, run.files), "--steps", *scenario.topology.arguments()),
+        *("compare", *(os.path.join(".", path) for path in run.files), "--steps", *scenario.topology.arguments()),
         *("--cap", str(scenario.cap), "--sync", scenario.sync, "--model", scenario.model, *more),
         *("--weight-bytes", str(scenario.weight_bytes), "--optimizer-bytes", str(scenario.optimizer_bytes)),
         *("--optimizer-shards", str(scenario.optimizer_shards)),
@@ -111,8 +119,22 @@ def read_steps(
 ) -> list[Step]:
     """The steps of a document of `routepack compare --json` for one strategy.
 
-    :raises Error: when it has no layout for a window
+    :raises Error: when it has no layout for a window, or is no such document
     """
+    try:
+        return _steps(document, scenario, strategy, seed, bytes_of_expert)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        if isinstance(error, routepack.Error):
+            raise
+        raise routepack.Error(
+            f"{scenario.path}: strategy {strategy.name}: found an answer of compare without what is read from it, "
+            "wanted one of this version"
+        ) from None
+
+
+def _steps(
+    document: dict[str, Any], scenario: Scenario, strategy: Strategy, seed: int, bytes_of_expert: float
+) -> list[Step]:
     steps = []
     for number, window in enumerate(document["windows"]):
         (placement,) = (p for p in window["placements"] if p["placement"] == strategy.placement)
@@ -151,4 +173,9 @@ def read_steps(
                 planning_ms=entry["planning_ms"],
             )
         )
+        if not 0.0 < steps[-1].cost() < math.inf:
+            raise routepack.Error(
+                f"{scenario.path}: strategy {strategy.name}, step {number}: found a cost of {steps[-1].cost():g}, "
+                "wanted more than 0: there is no throughput without"
+            )
     return steps

@@ -32,9 +32,14 @@ class Program:
             why = said[-1] if said else f"exit status {done.returncode} without a word"
             raise routepack.Error(f"routepack {arguments[0]}: {why}")
         try:
-            document = json.loads(done.stdout)
-        except ValueError:
+            document = json.loads(done.stdout, parse_constant=_refuse)
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
             raise routepack.Error(f"routepack {arguments[0]}: found no JSON, wanted a document of this version")
         return document
+
+
+def _refuse(constant: str) -> float:
+    """NaN and Infinity are no JSON."""
+    raise ValueError(constant)

@@ -176,11 +176,18 @@ def _packing(measured: Measured) -> dict[str, Any] | None:
         return None
     before, after = (measured.steps[name] for name in measured.scenario.packing)
     changes = {
-        metric: _mean([getattr(b, metric) / getattr(a, metric) - 1.0 for a, b in zip(before, after)])
+        metric: _mean_change([getattr(step, metric) for step in before], [getattr(step, metric) for step in after])
         for metric in PACKING
     }
     efficiency = [_mean([step.ep_efficiency for step in steps]) for steps in (before, after)]
     return {"strategies": list(measured.scenario.packing), **changes, "ep_efficiency": efficiency}
+
+
+def _mean_change(before: Sequence[float], after: Sequence[float]) -> float | None:
+    """None where something came out of nothing."""
+    if any(a == 0 != b for a, b in zip(before, after)):
+        return None
+    return _mean([0.0 if a == b else b / a - 1.0 for a, b in zip(before, after)])
 
 
 def _notes(measured: Measured) -> list[str]:

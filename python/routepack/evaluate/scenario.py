@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,16 @@ from routepack.evaluate import toml
 LENGTHS = ("gsm8k", "math", "reasoning", "agentic", "mixed")
 PLACEMENTS = ("identity", "keep", "lpt", "sticky", "joint")
 EFFORTS = ("paper", "fast", "default", "quality")
+#: Columns of a name, steps of a seed, strategies, size of an axis, milliseconds of a step, bytes of a parameter.
+MOST_NAME, MOST_STEPS, MOST_STRATEGIES, MOST_RANKS, MOST_MS, MOST_PARAMETER = 40, 10_000, 32, 65_536, 1e9, 1_000_000
+#: Options of compare that come without a value.
+_FLAGS = ("--equal-count", "--add-dummies", "--two-batches")
+#: Those that are set already, by other keys or because the answer is read here.
+_SET = tuple(
+    "--placements --strategies --baseline --steps --params --list --json --csv --help --version --dp --ep --tp --cp"
+    " --etp --pp --shards --cap --sync --model --device --recompute --current --ranks-per-node --weight-bytes"
+    " --optimizer-bytes --optimizer-shards --seed --threads --effort --moves".split()
+)
 #: What `--quick` leaves of a scenario.
 QUICK_STEPS, QUICK_PROMPTS, QUICK_ROLLOUTS, QUICK_DRAW = 3, 8, 4, 64
 
@@ -178,10 +189,10 @@ def load_scenario(path: Path) -> Scenario:
     """
     file = toml.load(path)
     name = file.text("name")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name):
-        raise file.wrong("name", name, "small letters, digits, dots and dashes")
-    description = " ".join(file.text("description").split())
-    model = file.text("model")
+    if not re.fullmatch(rf"[a-z0-9][a-z0-9.-]{{0,{MOST_NAME - 1}}}", name):
+        raise file.wrong("name", name, f"small letters, digits, dots and dashes, at most {MOST_NAME}")
+    description = file.text("description", lines=True)
+    model = _word(file, "model")
     device, device_name = _device(file)
     recompute = file.flag("recompute", False)
     if recompute and device is None:
@@ -191,16 +202,18 @@ def load_scenario(path: Path) -> Scenario:
     windows = _windows(file.table("windows"), path)
     topology = _topology(file.table("topology"))
     moves = file.table("moves")
-    ranks_per_node = moves.integer("ranks_per_node", 0)
-    state_ms = moves.number("state_ms", 0.0, least=0.0)
-    weight_bytes = moves.integer("weight_bytes", 2)
-    optimizer_bytes = moves.integer("optimizer_bytes", 12, least=0)
+    ranks_per_node = moves.integer("ranks_per_node", 0, most=MOST_RANKS)
+    state_ms = moves.number("state_ms", 0.0, least=0.0, most=MOST_MS)
+    weight_bytes = moves.integer("weight_bytes", 2, most=MOST_PARAMETER)
+    optimizer_bytes = moves.integer("optimizer_bytes", 12, least=0, most=MOST_PARAMETER)
     optimizer_shards = moves.integer("optimizer_shards", topology.shards)
     moves.close(("ranks_per_node", "state_ms", "weight_bytes", "optimizer_bytes", "optimizer_shards"))
     strategies = tuple(_strategy(table) for table in file.tables("strategies")) or FOUR
     names = [strategy.name for strategy in strategies]
     if len(set(names)) < len(names) or len(names) < 2:
         raise file.wrong("strategies", f"no two different: {', '.join(names)}", "at least two, each name once")
+    if len(names) > MOST_STRATEGIES:
+        raise file.wrong("strategies", len(names), f"at most {MOST_STRATEGIES}")
     baseline = file.text("baseline", names[0], among=names)
     packing = _pair(file, strategies)
     published = _published(file.table("published"), names) if "published" in file else None
@@ -230,12 +243,20 @@ def load_scenario(path: Path) -> Scenario:
     )
 
 
+def _word(table: toml.Table, key: str) -> str:
+    """A name that the command line knows: no option, no list."""
+    word = table.text(key)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", word):
+        raise table.wrong(key, word, "a name of letters, digits, dots, dashes")
+    return word
+
+
 def _device(file: toml.Table) -> tuple[Path | None, str]:
     """The device file and the name of the device. Without one there are no seconds."""
     if "device" not in file:
         return None, ""
     path = file.path.parent / file.text("device")
-    return path, toml.load(path).text("name")
+    return path, toml.load(path).text("name", most=MOST_NAME)
 
 
 def _windows(table: toml.Table, path: Path) -> Windows:
@@ -243,20 +264,21 @@ def _windows(table: toml.Table, path: Path) -> Windows:
     if "files" in table:
         files = tuple(path.parent / name for name in table.texts("files"))
         for file in files:
-            if not file.is_file():
+            if not os.path.isfile(file):
                 raise routepack.IoError(f"{file}: cannot read: no such file (windows.files of {path})")
         if "draw" not in table:
             table.close(("files", "draw", "truncate"))
             return Windows(files=files, steps=len(files), truncate=truncate)
-        draw, steps, seeds = table.integer("draw"), table.integer("steps"), table.integers("seeds", (0,))
+        draw, steps = table.integer("draw"), table.integer("steps", most=MOST_STEPS)
+        seeds = table.integers("seeds", (0,))
         table.close(("files", "draw", "steps", "seeds", "truncate"))
         return Windows(files=files, draw=draw, steps=steps, seeds=seeds, truncate=truncate)
     windows = Windows(
         lengths=table.text("lengths", among=LENGTHS),
-        domain=table.text("domain") if "domain" in table else "",
+        domain=_word(table, "domain") if "domain" in table else "",
         prompts=table.integer("prompts", 64),
         rollouts=table.integer("rollouts", 8),
-        steps=table.integer("steps"),
+        steps=table.integer("steps", most=MOST_STEPS),
         seeds=table.integers("seeds", (0,)),
         truncate=truncate,
     )
@@ -266,7 +288,7 @@ def _windows(table: toml.Table, path: Path) -> Windows:
 
 def _topology(table: toml.Table) -> Topology:
     names = ("dp", "ep", "tp", "cp", "etp", "pp")
-    sizes = {name: table.integer(name, None if name in ("dp", "ep") else 1) for name in names}
+    sizes = {name: table.integer(name, None if name in ("dp", "ep") else 1, most=MOST_RANKS) for name in names}
     table.close(names)
     topology = Topology(**sizes)
     if topology.dp * topology.tp * topology.cp % (topology.ep * topology.etp):
@@ -275,16 +297,37 @@ def _topology(table: toml.Table) -> Topology:
 
 
 def _strategy(table: toml.Table) -> Strategy:
+    moves = table.text("moves") if "moves" in table else ""
+    if moves.startswith("-"):
+        raise table.wrong("moves", moves, "a limit as for routepack plan, such as 0.05")
     strategy = Strategy(
-        name=table.text("name"),
+        name=table.text("name", most=MOST_NAME),
         placement=table.text("placement", among=PLACEMENTS),
-        packer=table.text("packer"),
+        packer=_word(table, "packer"),
         effort=table.text("effort", "default", among=EFFORTS) if "effort" in table else "",
-        moves=table.text("moves") if "moves" in table else "",
-        options=table.texts("options", ()),
+        moves=moves,
+        options=_options(table),
     )
     table.close(("name", "placement", "packer", "effort", "moves", "options"))
     return strategy
+
+
+def _options(table: toml.Table) -> tuple[str, ...]:
+    """Options of compare with their values. Anything else there would be taken as a window."""
+    options = table.texts("options", ())
+    takes_value = False
+    for k, text in enumerate(options):
+        key = f"options[{k}]"
+        name, equals, _ = text.partition("=")
+        if text.startswith("--"):
+            if name in _SET or not re.fullmatch(r"--[a-z][a-z0-9-]*", name):
+                raise table.wrong(key, text, "an option of compare that no key of the scenario and nothing else sets")
+            takes_value = not equals and name not in _FLAGS
+        elif takes_value:
+            takes_value = False
+        else:
+            raise table.wrong(key, text, "an option (--…) or the value of the one before it")
+    return options
 
 
 def _pair(file: toml.Table, strategies: tuple[Strategy, ...]) -> tuple[str, str] | None:
@@ -313,8 +356,8 @@ def _published(table: toml.Table, names: list[str]) -> Published:
 
     gains, throughput, p10 = by_strategy("gains"), by_strategy("throughput"), by_strategy("p10")
     read_gains = {name: _two(gains.range(name)) for name in gains.keys()}
-    read_throughput = {name: _two(throughput.numbers(name, 2)) for name in throughput.keys()}
-    read_p10 = {name: p10.number(name) for name in p10.keys()}
+    read_throughput = {name: _two(throughput.numbers(name, 2, least=0.0)) for name in throughput.keys()}
+    read_p10 = {name: p10.number(name, least=0.0) for name in p10.keys()}
     packing = table.table("packing")
     changes = {key: packing.number(key) for key in PACKING if key in packing}
     efficiency = _two(packing.numbers("ep_efficiency", 2)) if "ep_efficiency" in packing else None

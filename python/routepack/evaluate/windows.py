@@ -99,7 +99,7 @@ class WindowFolder:
             longer += over
             if over:
                 folder = folder or self._new((scenario.name, seed, "cut"))
-                cut.append(folder / path.name)
+                cut.append(folder / f"step-{len(cut):04d}.safetensors")  # files of two folders may share a name
                 truncate(window, scenario.cap).save(cut[-1])
             else:
                 cut.append(path)

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import functools
-import os
-import tempfile
+import io
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 
 import routepack
+from routepack._files import make_folder, write_bytes, write_text
 from routepack.report.analysis import Analysis
 from routepack.report.charts import AFTER, BEFORE, BOUND, DENSE, EXPERT, around_mean
 from routepack.report.figures import over
 from routepack.report.page import HINT
+
+__all__ = ["draw", "write_images", "write_text"]
 
 Painter = Callable[[Analysis, Any], None]  #: draws on a matplotlib figure
 
@@ -42,44 +45,23 @@ def draw(paintings: Mapping[str, Callable[[Any], None]], folder: Path, without: 
         from matplotlib.figure import Figure
     except ImportError:
         raise routepack.InvalidInput(without) from None
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     written = []
     # A fixed salt and no date: the same plan gives the same bytes.
-    with rc_context({"svg.hashsalt": "routepack", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+    look = {"svg.hashsalt": "routepack", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
+    with rc_context(look), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # names in a script that the font lacks: boxes, but no failure
         for name, paint in paintings.items():
             figure = Figure(figsize=(9.0, 4.2), layout="constrained")
             FigureCanvasAgg(figure)
             paint(figure)
             for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
                 path = folder / f"{name}.{kind}"
-                _whole_or_not(path, lambda to: figure.savefig(to, format=kind, dpi=150, metadata=metadata))
+                image = io.BytesIO()
+                figure.savefig(image, format=kind, dpi=150, metadata=metadata)
+                write_bytes(path, image.getvalue())
                 written.append(path)
     return written
-
-
-def _whole_or_not(path: Path, write: Callable[[Path], None]) -> None:
-    """Writes beside `path`, then renames."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    scratch = Path(name)
-    try:
-        write(scratch)
-        umask = os.umask(0)
-        os.umask(umask)
-        scratch.chmod(0o666 & ~umask)
-        scratch.replace(path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-
-
-def write_text(path: Path, text: str) -> None:
-    """A text file, whole or not at all."""
-    _whole_or_not(path, lambda to: _write(to, text))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
 
 
 def _score(analysis: Analysis, figure: Any) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import math
 import os
@@ -24,7 +25,18 @@ pytest.importorskip("scipy")
 
 import routepack  # noqa: E402
 from calibrate.synthetic import CAP, STAGES, World  # noqa: E402
-from routepack.calibrate import Calibration, DenseStage, Record, calibrate, cost_toml, read_records, timing_toml  # noqa: E402
+from calibrate.test_refusals import hide_scipy, refusing  # noqa: E402
+from routepack._terminal import display_width  # noqa: E402
+from routepack.calibrate import (  # noqa: E402
+    Calibration,
+    DenseStage,
+    Record,
+    calibrate,
+    cost_toml,
+    files,
+    read_records,
+    timing_toml,
+)
 from routepack.calibrate.cli import main  # noqa: E402
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples" / "calibration"
@@ -168,7 +180,7 @@ def test_what_is_infinite_is_null_in_json(tmp_path, capsys):
         ([], "the following arguments are required: MEASUREMENTS, -o/--output, --cap (see routepack calibrate --help)"),
         (["none.csv", "-o", "c", "--cap", "8"], "none.csv: cannot read: No such file or directory"),
         ([*EXAMPLE[:2], "-o", "c", "--cap", "many"], "argument --cap: invalid int value: 'many' (see routepack"),
-        ([*EXAMPLE[:2], "-o", "c", "--cap", "0"], "capacity: found 0, wanted a number of tokens of at least 1"),
+        ([*EXAMPLE[:2], "-o", "c", "--cap", "0"], "--cap: found 0, wanted 1 to 94906265 tokens"),
         (
             [*EXAMPLE[:2], "-o", EXAMPLES / "kernels.csv", "--cap", "8"],
             f"{EXAMPLES}/kernels.csv: found as an output and as",
@@ -181,7 +193,17 @@ def test_what_is_infinite_is_null_in_json(tmp_path, capsys):
             [*EXAMPLE, "-o", "c", "--timing", "t", "--forward-share", "2"],
             "forward share: found 2.0, wanted a number from 0",
         ),
-        ([*EXAMPLE, "-o", "none/c.toml"], ""),
+        ([*EXAMPLE[:2], "-o", "c", "--cap", "94906266"], "--cap: found 94906266, wanted 1 to 94906265 tokens"),
+        ([*EXAMPLE, "-o", "c", "--tile", "1048577"], "--tile: found 1048577, wanted 1 to 1048576 tokens"),
+        ([*EXAMPLE, "-o", "c", "--stage", "x:10001"], "--stage: found 'x:10001', wanted at most 10000 layers"),
+        ([*EXAMPLE, "-o", "c", "--stage", f"x:{'9' * 5000}"], "--stage: found 'x:999"),
+        ([*EXAMPLE, "-o", "c", "--stage", "x:9977"], "--stage: found 10001 layers in all, wanted at most 10000"),
+        ([*EXAMPLE, "-o", ""], "argument -o/--output: found an empty name, wanted a file (see routepack calibrate"),
+        ([*EXAMPLE, "-o", "c", "--timing", ""], "argument --timing: found an empty name, wanted a file (see routepack"),
+        (["", "-o", "c", "--cap", "8"], "argument MEASUREMENTS: found an empty name, wanted a file (see routepack"),
+        ([*EXAMPLE, "-o", "none/c.toml"], "none/c.toml: cannot write: found no folder none, wanted it to exist"),
+        ([*EXAMPLE, "-o", "c", "--timing", "none/t"], "none/t: cannot write: found no folder none, wanted it to exist"),
+        ([*EXAMPLE, "-o", "c", "--timing", EXAMPLES], f"{EXAMPLES}: cannot write: found a folder, wanted a file"),
         (
             ["k.csv", "-o", "c", "--cap", "8", "--stage", "full"],
             "--stage: found 'full', wanted NAME:LAYERS, such as full:24",
@@ -197,9 +219,105 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, monkeypatch, cap
 
 
 def test_a_missing_scipy(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    hide_scipy(monkeypatch)
     said = run(capsys, *EXAMPLE, "-o", tmp_path / "c.toml", status=2)
     assert said == 'calibrate: found no scipy, wanted it for the fit: pip install "routepack[calibrate]" brings it'
+
+
+@pytest.mark.parametrize(
+    "raised, said",
+    [
+        (MemoryError(), "not enough memory for this input"),
+        (ImportError("libx.so: failed to map\nsegment"), "cannot load scipy: libx.so: failed to map segment"),
+        (ModuleNotFoundError("No module named 'scipy._lib'", name="scipy._lib"), "cannot load scipy: No module named"),
+    ],
+)
+def test_a_scipy_that_cannot_be_loaded_says_why(monkeypatch, tmp_path, capsys, raised, said):
+    monkeypatch.setattr("builtins.__import__", refusing(raised))
+    assert run(capsys, *EXAMPLE, "-o", tmp_path / "c", status=2).startswith(said)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_interrupt_while_scipy_loads_is_one(monkeypatch, tmp_path, capsys):
+    hidden = ImportError("numpy._core.multiarray failed to import")
+    hidden.__context__ = KeyboardInterrupt()
+    for raised in (KeyboardInterrupt(), hidden):
+        with monkeypatch.context() as patch:
+            patch.setattr("builtins.__import__", refusing(raised))
+            assert main([*map(str, EXAMPLE), "-o", str(tmp_path / "c")]) == 130
+        assert capsys.readouterr() == ("", "") and os.listdir(tmp_path) == []
+
+
+def test_a_second_output_that_fails_leaves_the_first_as_it_was(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("old", encoding="utf-8")
+    staged = files._staged
+
+    def full(path: pathlib.Path, text: str) -> pathlib.Path:
+        if path.name == "b":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return staged(path, text)
+
+    monkeypatch.setattr(files, "_staged", full)
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    with pytest.raises(routepack.IoError, match=rf"^{b}: cannot write: No space left on device$"):
+        files.write_all({a: "new", b: "new"})
+    assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text(encoding="utf-8") == "old"
+    files.write_all({a: "new"})
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "new" and os.listdir(tmp_path) == ["a"]
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path):
+    (tmp_path / "real").write_text("old", encoding="utf-8")
+    (tmp_path / "link").symlink_to("real")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        files.write_all({str(tmp_path / "link"): "new", str(tmp_path / "pipe"): "through"})
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text(encoding="utf-8") == "new"
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe", "real"]
+
+
+def test_an_output_that_is_an_input_by_another_name(tmp_path, capsys):
+    shutil.copy(EXAMPLE[0], tmp_path / "k.csv")
+    os.link(tmp_path / "k.csv", tmp_path / "hard")
+    (tmp_path / "soft").symlink_to("k.csv")
+    for name in ("hard", "soft"):
+        for outputs in (["-o", tmp_path / name], ["-o", tmp_path / "c", "--timing", tmp_path / name]):
+            said = run(capsys, tmp_path / "k.csv", *EXAMPLE[1:], *outputs, status=2)
+            assert said.startswith(f"{tmp_path / name}: found as an output and as another file")
+    assert (tmp_path / "k.csv").read_bytes() == EXAMPLES.joinpath("kernels.csv").read_bytes()
+
+
+def test_a_term_longer_than_the_simulator_takes_is_not_written(tmp_path, capsys):
+    slow = [{"kind": "step", "seconds": 1.1e6 + k} for k in range(4)]
+    slow += [{"kind": "experts", "seconds": 1e-6 * n, "layers": 1, "loads": [[n]]} for n in (100, 200, 400, 800)]
+    slow += [
+        {"kind": "attention", "seconds": 4e-6 * n, "stage": "d", "layers": 1, "tokens": n, "squares": n}
+        for n in (10, 20, 40)
+    ]
+    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, slow)), encoding="utf-8")
+    arguments = [tmp_path / "s.jsonl", "--cap", "8", "-o", tmp_path / "c"]
+    for term in ("expert.active", "all_to_all", "fixed.row", "stage.d.pair"):
+        arguments += ["--without", term]
+    said = run(capsys, *arguments, "--timing", tmp_path / "t", status=2)
+    assert said == "timing file: fixed.step: found 1.1e+06 s, wanted at most 1e+06 s"
+    assert os.listdir(tmp_path) == ["s.jsonl"]
+    run(capsys, *arguments)
+
+
+def test_notes_fit_a_terminal(tmp_path, capsys):
+    kernels = (EXAMPLES / "kernels.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    for stage in ("full", "漢" * 60, "x" * 190):
+        text = "".join(kernels[:-5]).replace(",full,", f",{stage},").replace(",sliding,", ",y,")
+        (tmp_path / "k.csv").write_text(text, encoding="utf-8")
+        table = run(capsys, tmp_path / "k.csv", EXAMPLE[1], "--cap", 2048, "-o", tmp_path / "c", "--keep-wide")
+        notes = table[table.index("  Stages and their") : table.index("  wrote ")]
+        assert "  Uncertain: fixed.step: one record alone decides it" in notes
+        assert max(map(display_width, notes.splitlines())) <= 100
+        assert stage in re.sub(r"\n    ", "", notes)
 
 
 def test_it_is_a_subcommand(tmp_path):

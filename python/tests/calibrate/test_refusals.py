@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import sys
+import builtins
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,14 +99,11 @@ def test_one_cell_measured_again_and_again():
 
 
 def test_a_term_that_follows_from_two_others():
-    records = []
-    for record in without_kind("row", "attention", "all_to_all", "step"):
-        assert record.expert_loads is not None
-        records.append(record)
+    records = [r for r in World(1, true={**TRUE, "expert.active": 0.0}).records() if r.kind == "experts"]
     rows = [
         Record(
             "row",
-            0.1 + 1e-3 * k,
+            4e-6 * a + 5e-7 * b + 2e-7 * (2 * a + 3 * b),
             tokens=(float(a),),
             squares=(float(a * a),),
             expert_peak=float(b),
@@ -113,7 +111,7 @@ def test_a_term_that_follows_from_two_others():
             layers=3,
             all_to_all_peak=float(2 * a + 3 * b),
         )
-        for k, (a, b) in enumerate((x, y) for x in (10, 70, 500) for y in (20, 90, 400))
+        for a, b in ((x, y) for x in (10, 70, 500) for y in (20, 90, 400))
     ]
     left_out = ["stage.full.pair", "all_to_all.fixed", "fixed", "expert.active"]
     (problem,) = refused(rows, stages=[DenseStage("full", 3)], without=left_out)
@@ -139,6 +137,31 @@ def test_one_record_that_nothing_checks():
     assert problem.terms == ("fixed.step",) and problem.reason == "one record alone decides it (step 118)"
 
 
+@pytest.mark.parametrize("factor", [1e6, 100.0, 10.0, 0.1, 0.01, 1e-5])
+@pytest.mark.parametrize("kind", ["attention", "experts", "all_to_all", "row", "step"])
+def test_a_time_that_is_far_off_is_named_whichever_way_and_however_far(kind: str, factor: float):
+    records = World(1, noise=0.01).records()
+    at = [k for k, record in enumerate(records) if record.kind == kind][3]
+    records[at] = replace(records[at], seconds=records[at].seconds * factor)
+    with pytest.raises(InvalidInput) as caught:
+        calibrate(records, capacity=CAP, stages=STAGES)
+    start = "found times that differ from the fit by more than 4 times: "
+    assert str(caught.value).startswith(f"{start}{kind} {at} ({records[at].seconds:.4g} s, fit ")
+    assert str(caught.value).endswith(" s); wanted none: measure them again or remove them")
+    assert str(caught.value).count(" s, fit ") == 1
+    calibrate(records[:at] + records[at + 1 :], capacity=CAP, stages=STAGES)
+
+
+def test_many_times_that_are_far_off_are_counted():
+    records = World(1, noise=0.01).records(experts=200)
+    far = [k for k, record in enumerate(records) if record.kind == "experts"][:25]
+    for k in far:
+        records[k] = replace(records[k], seconds=1e4 * records[k].seconds)
+    with pytest.raises(InvalidInput, match="by more than 4 times: .*, 5 more; wanted none") as caught:
+        calibrate(records, capacity=CAP, stages=STAGES)
+    assert str(caught.value).count(" s, fit ") == 20 and "\n" not in str(caught.value)
+
+
 def test_an_interval_as_wide_as_the_value():
     records = [*World(1, noise=0.02).records(steps=0), Record("step", 0.045), Record("step", 0.055)]
     problems = refused(records)
@@ -149,7 +172,7 @@ def test_an_interval_as_wide_as_the_value():
 
 
 def test_noise_that_drowns_a_term():
-    problems = refused(World(4, noise=0.8).records(rows=4, attention=4, experts=4, exchanges=4, steps=4))
+    problems = refused(World(4, noise=0.5).records(rows=4, attention=4, experts=4, exchanges=4, steps=4))
     assert problems and all("as wide as the value" in p.reason for p in problems)
 
 
@@ -168,6 +191,23 @@ def test_a_routed_token_that_takes_no_time_is_no_unit():
 def test_records_that_lose_all_their_terms():
     with pytest.raises(InvalidInput, match=r"^step 118: values: found only zeros for the terms that are kept"):
         calibrate(World(1).records(), capacity=CAP, stages=STAGES, without=["fixed.step"])
+
+
+def hide_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it were not installed."""
+    monkeypatch.setattr("builtins.__import__", refusing(ModuleNotFoundError("No module named 'scipy'", name="scipy")))
+
+
+def refusing(raised: BaseException) -> Any:
+    """An __import__ to which scipy raises."""
+    load = builtins.__import__
+
+    def wrapped(name: str, *rest: Any, **named: Any) -> Any:
+        if name.startswith("scipy"):
+            raise raised
+        return load(name, *rest, **named)
+
+    return wrapped
 
 
 Change = Callable[[Record], Record]
@@ -256,8 +296,12 @@ def test_stages_without_a_declaration_are_those_of_the_records():
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"capacity": 0}, "capacity: found 0, wanted a number of tokens of at least 1"),
+        ({"capacity": 0}, "capacity: found 0, wanted 1 to 94906265 tokens"),
+        ({"capacity": 94906266}, "capacity: found 94906266, wanted 1 to 94906265 tokens"),
         ({"tile": 0}, "tile: found 0, wanted"),
+        ({"tile": 2**20 + 1}, "tile: found 1048577, wanted 1 to 1048576 tokens"),
+        ({"stages": [STAGES[0], DenseStage("full", 10001)]}, "stage 'full': found 10001 layers, wanted at most 10000"),
+        ({"stages": [STAGES[0], DenseStage("full", 9999)]}, "stages: found 10001 layers, wanted at most 10000"),
         ({"confidence": 1.0}, "confidence: found 1.0, wanted a number between 0 and 1"),
         ({"confidence": float("nan")}, "confidence: found nan, wanted"),
         ({"without": ["expert.tokens"]}, "without: found 'expert.tokens', wanted one of expert.token, expert.active"),
@@ -274,6 +318,6 @@ def test_options_out_of_range(given: dict[str, object], message: str):
 
 
 def test_a_missing_scipy_is_one_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    hide_scipy(monkeypatch)
     with pytest.raises(InvalidInput, match=r"^calibrate: found no scipy, wanted it for the fit: pip install"):
         calibrate(World(1).records(), capacity=CAP, stages=STAGES)

@@ -8,13 +8,17 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 
 from evaluate.support import SCENARIO, write_scenario
+from routepack import _terminal
+from routepack.__main__ import program
 from routepack.evaluate import cli, document
 
 pytest.importorskip("scipy")
@@ -145,6 +149,99 @@ def test_without_scipy_it_says_what_is_missing(tmp_path, capsys, monkeypatch):
     assert 'found no scipy, wanted it for the tests: pip install "routepack[evaluate]"' in run(
         capsys, write_scenario(tmp_path), status=2
     )[1]
+
+
+def test_where_results_go_is_looked_at_before_anything_is_computed(tmp_path, capsys, monkeypatch):
+    path = write_scenario(tmp_path)
+    monkeypatch.setattr("routepack.__main__.program", lambda: tmp_path / "gone")  # nothing can be computed
+    for option in ("-o", "--into"):
+        assert f"argument {option}" in run(capsys, path, option, "", status=2)[1]
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "figures").touch()
+    assert f"{out / 'figures'}: found a file, wanted a folder" in run(capsys, path, "-o", out, status=2)[1]
+    (out / "figures").unlink()
+    (out / "summary.csv").mkdir()
+    assert f"{out / 'summary.csv'}: found a directory, wanted a file" in run(capsys, path, "-o", out, status=2)[1]
+    assert f"{path}: found a file, wanted a folder" in run(capsys, path, "-o", path / "out", status=2)[1]
+
+
+def test_line_ends_outside_the_marks_stay(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_bytes(f"top\r\n{document.BEGIN}\r\nold\r\n{document.END}\r\nlast\nline\r\n".encode())
+    made = document.put_between_marks(page, "a\nb\n")
+    assert made == f"top\r\n{document.BEGIN}\r\n\r\na\r\nb\r\n\r\n{document.END}\r\nlast\nline\r\n"
+
+
+def answers(folder, text):
+    """A program that answers compare with `text`, and everything else as the real one."""
+    (folder / "answer.json").write_text(text)
+    fake = folder / "fake"
+    real = program()
+    fake.write_text(f'#!/bin/sh\n[ "$1" = compare ] && exec cat "{folder}/answer.json"\nexec "{real}" "$@"\n')
+    fake.chmod(0o755)
+    return lambda: fake
+
+
+def test_an_answer_for_other_windows_is_refused(tmp_path, capsys, monkeypatch, root):
+    path = write_scenario(tmp_path)
+    data = next(iter(sorted((root / "python" / "tests" / "evaluate" / "data").glob("*.json"))))
+    for text, said in (
+        ('{"windows": []}', "found 0 steps in the answer of compare, wanted one for each of 2 windows"),
+        ('{"strategies": []}', "found an answer of compare without what is read from it"),
+        ('{"windows": [{"placements": [], "entries": []}]}', "found an answer of compare without what is read from it"),
+        ('{"windows": NaN}', "found no JSON"),
+        ("[" * 100_000, "found no JSON"),
+        (data.read_text(), "scenario.toml: strategy "),
+    ):
+        monkeypatch.setattr("routepack.__main__.program", answers(tmp_path, text))
+        assert said in run(capsys, path, status=2)[1]
+
+
+def test_what_is_no_number_is_never_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "evaluate", lambda *_, **__: {"scenarios": [], "x": float("inf")})
+    said = run(capsys, write_scenario(tmp_path), "--json", status=2)[1]
+    assert "found a figure that is no finite number, wanted JSON" in said
+
+
+def test_long_names_keep_the_table_within_100_columns(tmp_path, capsys):
+    strategies = "".join(
+        f'[[strategies]]\nname = "{name}"\nplacement = "{placement}"\npacker = "routepack"\neffort = "fast"\n'
+        for name, placement in (("窓" * 20, "identity"), ("b" * 40, "lpt"))
+    )
+    text = SCENARIO.replace('"small"', f'"{"a" * 40}"') + strategies
+    out, err = run(capsys, write_scenario(tmp_path, text), "--quick")
+    assert err == "" and max(map(_terminal.display_width, out.splitlines())) <= 100
+    assert "…" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_window_behind(tmp_path, number):
+    scratch, slow = tmp_path / "scratch", tmp_path / "slow"
+    scratch.mkdir()
+    slow.write_text('#!/bin/sh\n[ "$1" = compare ] && exec sleep 60\nexec "' + str(program()) + '" "$@"\n')
+    slow.chmod(0o755)
+    block = (
+        "import pathlib, signal, sys; import routepack.__main__ as m; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+        "m.program = lambda: pathlib.Path(sys.argv[1]); sys.exit(m.main(['evaluate', sys.argv[2]]))"
+    )
+    command = [sys.executable, "-c", block, str(slow), str(write_scenario(tmp_path))]
+    process = subprocess.Popen(
+        command, env={**os.environ, "TMPDIR": str(scratch)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 60
+    while not list(scratch.rglob("*.safetensors")) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert os.listdir(scratch) != []
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (128 + number, "", "") and os.listdir(scratch) == []
+
+
+def test_handlers_are_as_they_were(tmp_path, capsys):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    run(capsys, tmp_path / "gone.toml", status=2)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
 def test_help_needs_no_optional_package():

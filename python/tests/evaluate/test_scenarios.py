@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -138,6 +139,48 @@ MISTAKES = {
 }
 
 
+DIGITS = "9" * 5000
+
+
+def with_options(options):
+    return SCENARIO + STRATEGIES.replace('["--sticky-eps", "0.1"]', options)
+
+
+MISTAKES |= {
+    "a number of thousands of digits": (changed("cap = 2048", f"cap = {DIGITS}"), "found no TOML: "),
+    "a number as large in another base": (changed("cap = 2048", "cap = 0x" + "f" * 5000), "cap: found a number of more than"),
+    "such a number in a list": (changed("[3]", f"[0x{'f' * 5000}]"), "windows.seeds: found a value too large to show, wanted"),
+    "such a number as a time": (SCENARIO + f"[moves]\nstate_ms = 0x{'f' * 500}\n", "moves.state_ms: found a number of more"),
+    "a time beyond all measure": (SCENARIO + "[moves]\nstate_ms = 2e9\n", "moves.state_ms: found 2000000000.0, wanted a number"),
+    "a time that is none": (SCENARIO + "[moves]\nstate_ms = nan\n", "moves.state_ms: found nan, wanted a number"),
+    "lists in lists": (SCENARIO + f"[moves]\nstate_ms = {'[' * 50_000}\n", "found "),
+    "tables in tables": (changed("cap = 2048", f"cap{'.a' * 5000} = 1"), "cap: found a value too large to show, wanted"),
+    "too many steps": (changed("steps = 2\n", "steps = 10_001\n"), "windows.steps: found 10001, wanted a whole number"),
+    "a zero byte": (changed('"olmoe-1b-7b"', r'"olmoe\u0000"'), 'model: found "olmoe?", wanted text of one line'),
+    "an escape": (changed('"A small one."', r'"A \u001b[2J"'), 'description: found "A ?[2J", wanted text'),
+    "a device with a zero byte": (changed('"device.toml"', r'"\u0000"'), "device: found"),
+    "an unknown key of two lines": (SCENARIO + r'"a\nb" = 1', "topology.a b: found an unknown key"),
+    "a strategy with a zero byte": (SCENARIO + STRATEGIES.replace('"a"', r'"a\u0000"'), "strategies[0].name: found"),
+    "a strategy with a long name": (SCENARIO + STRATEGIES.replace('"a"', f'"{"a" * 41}"'), "strategies[0].name: found"),
+    "a wide name": (SCENARIO + STRATEGIES.replace('"a"', f'"{"窓" * 21}"'), "strategies[0].name: found"),
+    "a scenario with a long name": (changed('"small"', f'"{"a" * 41}"'), "name: found"),
+    "a model that is an option": (changed('"olmoe-1b-7b"', '"--list-models"'), 'model: found "--list-models", wanted a name'),
+    "two packers": (SCENARIO + STRATEGIES.replace('"areal-kk"', '"areal-kk,routepack"'), "strategies[0].packer: found"),
+    "moves that are an option": (SCENARIO + STRATEGIES.replace('"0.05"', '"--list"'), 'strategies[1].moves: found "--list"'),
+    "a window among options": (with_options('["w.safetensors"]'), 'options[0]: found "w.safetensors", wanted an option'),
+    "a window after a value": (with_options('["--tile", "4", "w"]'), 'strategies[1].options[2]: found "w", wanted an option'),
+    "a window after a flag": (with_options('["--equal-count", "w"]'), 'strategies[1].options[1]: found "w", wanted an option'),
+    "a window after what has its value": (with_options('["--tile=4", "w"]'), 'strategies[1].options[1]: found "w"'),
+    "the end of options": (with_options('["--", "w"]'), 'strategies[1].options[0]: found "--", wanted an option'),
+    "an option that is set already": (with_options('["--cap", "7"]'), 'strategies[1].options[0]: found "--cap", wanted'),
+    "another answer": (with_options('["--list"]'), 'strategies[1].options[0]: found "--list", wanted an option'),
+    "the most before the least": (
+        SCENARIO + PUBLISHED + "gains = {lpt = [0.2, 0.1]}\n",
+        "published.gains.lpt: found [0.2, 0.1], wanted the least and then the most",
+    ),
+}
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_said_in_one_line(mistake, tmp_path):
     text, said = MISTAKES[mistake]
@@ -145,7 +188,7 @@ def test_a_mistake_is_said_in_one_line(mistake, tmp_path):
     with pytest.raises(routepack.Error) as caught:
         load_scenario(path)
     message = str(caught.value)
-    assert said in message and "\n" not in message
+    assert said in message and message.isprintable() and len(message) < len(str(path)) + 400
     assert message.startswith(f"{tmp_path / 'gone.toml' if 'not there' in mistake else path}: ")
 
 
@@ -156,6 +199,18 @@ def test_a_window_file_that_is_not_there_is_named(tmp_path):
     (tmp_path / "w.safetensors").touch()
     scenario = load_scenario(write_scenario(tmp_path, files))
     assert scenario.windows.steps == 1 and scenario.with_steps(9) == scenario
+
+
+def test_a_mark_of_utf_8_and_lines_of_a_description_are_read(tmp_path):
+    text = changed('"A small one."', '"""\nA small\n  one."""')
+    scenario = load_scenario(write_scenario(tmp_path, "\ufeff" + text))
+    assert scenario.name == "small" and scenario.description == "A small one."
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(routepack.IoError, match="pipe.toml: cannot read: found no regular file, wanted a TOML file"):
+        load_scenario(tmp_path / "pipe.toml")
 
 
 def test_a_scenario_that_cannot_be_read_is_named(tmp_path):
