@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from routepack._errors import IoError
@@ -25,22 +26,15 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
     :raises IoError: path, what was found, what was wanted; whatever was there stays
     """
-    path = Path(path)
-    try:
-        if (descriptor := _own_descriptor(path)) is not None:
-            _into_descriptor(descriptor, data)
-            return
-        there = _status(path)
-        if there is not None and stat.S_ISDIR(there.st_mode):
-            raise IoError(f"{path}: found a directory, wanted a file to write")
-        if there is not None and not stat.S_ISREG(there.st_mode):
-            _into_device(path, data)
-            return
-        _replace(_behind_links(path), data, there)
-    except IoError:
-        raise
-    except (OSError, ValueError) as error:
-        raise IoError(f"{path}: {_said(path, error)}") from None
+    _write([(Path(path), data)])
+
+
+def write_texts(texts: Mapping[str, str]) -> None:
+    """Several files as by write_text: every one is complete on disk before the first takes its place.
+
+    :raises IoError: as write_bytes; no file has changed then, unless a rename inside its folder failed
+    """
+    _write([(Path(path), text.encode("utf-8", "replace")) for path, text in texts.items()])
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -93,6 +87,16 @@ def require_writable(path: Path) -> None:
         raise IoError(f"{path}: found a directory, wanted a file to write")
 
 
+def require_place(path: Path) -> None:
+    """A file can be written there, as far as one can know before.
+
+    :raises IoError: path, what was found, what was wanted
+    """
+    require_writable(path)
+    if not path.parent.is_dir():
+        raise IoError(f"{path}: {_no_folder(path)}")
+
+
 def _kind(mode: int) -> str:
     if stat.S_ISREG(mode):
         return "a file"
@@ -101,10 +105,14 @@ def _kind(mode: int) -> str:
     return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
+def _no_folder(path: Path) -> str:
+    return f"found no folder {path.parent}, wanted one to write into"
+
+
 def _said(path: Path, error: Exception) -> str:
     code = error.errno if isinstance(error, OSError) else None
     if code == errno.ENOENT:
-        return f"found no folder {path.parent}, wanted one to write into"
+        return _no_folder(path)
     if code == errno.ENXIO:
         return "found a pipe or a socket that nobody reads, wanted a file to write"
     why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "an error"
@@ -163,8 +171,46 @@ def _into_device(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _replace(target: Path, data: bytes, there: os.stat_result | None) -> None:
-    """A new file beside `target`, then renamed. It keeps the permissions of the old one."""
+def _write(files: Sequence[tuple[Path, bytes]]) -> None:
+    """Stages what can be staged, puts it in place, and then writes into devices and pipes."""
+    staged: list[tuple[Path, Path, Path]] = []  # as named, the new file, what it replaces
+    path = Path()
+    try:
+        for path, data in files:
+            if (target := _target(path)) is not None:
+                staged.append((path, _stage(target, data), target))
+        while staged:
+            path, scratch, target = staged[0]
+            os.replace(scratch, target)
+            staged.pop(0)
+        for path, data in files:
+            if (descriptor := _own_descriptor(path)) is not None:
+                _into_descriptor(descriptor, data)
+            elif (there := _status(path)) is not None and not stat.S_ISREG(there.st_mode):
+                _into_device(path, data)
+    except IoError:
+        raise
+    except (OSError, ValueError) as error:
+        raise IoError(f"{path}: {_said(path, error)}") from None
+    finally:
+        for _, scratch, _ in staged:
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+
+
+def _target(path: Path) -> Path | None:
+    """The regular file that a new one takes the place of; none for devices and pipes."""
+    if _own_descriptor(path) is not None:
+        return None
+    there = _status(path)
+    if there is not None and stat.S_ISDIR(there.st_mode):
+        raise IoError(f"{path}: found a directory, wanted a file to write")
+    return None if there is not None and not stat.S_ISREG(there.st_mode) else _behind_links(path)
+
+
+def _stage(target: Path, data: bytes) -> Path:
+    """A new file beside `target`, with the permissions of the old one."""
+    there = _status(target)
     while True:  # names that a killed process left behind are stepped over: in containers process ids repeat
         scratch = target.parent / f".routepack.{os.getpid()}.{next(_COUNTER)}.tmp"
         try:
@@ -181,8 +227,8 @@ def _replace(target: Path, data: bytes, there: os.stat_result | None) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(scratch, target)
     except BaseException:
         with contextlib.suppress(OSError):
             scratch.unlink()
         raise
+    return scratch

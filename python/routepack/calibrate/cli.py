@@ -8,11 +8,13 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import routepack
 from routepack import _terminal
-from routepack.calibrate import calibrate, files, output
+from routepack._files import require_place, write_texts
+from routepack.calibrate import calibrate, output
 from routepack.calibrate.fit import HINT
 from routepack.calibrate.model import MOST_CAPACITY, MOST_LAYERS, MOST_TILE, DenseStage
 from routepack.calibrate.records import read_records
@@ -112,7 +114,8 @@ def _run(given: argparse.Namespace) -> tuple[Calibration, list[str]]:
     _require_tokens("--cap", given.cap, MOST_CAPACITY)
     _require_tokens("--tile", given.tile, MOST_TILE)
     stages = None if given.stage is None else _stages(given.stage)
-    files.require_writable(outputs)
+    for path in outputs:
+        require_place(Path(path))
     with _terminal.Progress() as progress:
         progress.says("reading")
         records = read_records(given.measurements)
@@ -130,7 +133,7 @@ def _run(given: argparse.Namespace) -> tuple[Calibration, list[str]]:
     if given.timing is not None:
         texts.append(output.timing_toml(found, given.measurements, forward_share=given.forward_share))
     routepack.CostModel.parse(texts[0], given.output)  # nothing is written that cannot be read
-    files.write_all(dict(zip(outputs, texts)))
+    write_texts(dict(zip(outputs, texts)))
     return found, outputs
 
 

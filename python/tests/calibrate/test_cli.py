@@ -26,6 +26,7 @@ pytest.importorskip("scipy")
 import routepack  # noqa: E402
 from calibrate.synthetic import CAP, STAGES, World  # noqa: E402
 from calibrate.test_refusals import hide_scipy, refusing  # noqa: E402
+from routepack import _files  # noqa: E402
 from routepack._terminal import display_width  # noqa: E402
 from routepack.calibrate import (  # noqa: E402
     Calibration,
@@ -33,7 +34,6 @@ from routepack.calibrate import (  # noqa: E402
     Record,
     calibrate,
     cost_toml,
-    files,
     read_records,
     timing_toml,
 )
@@ -201,9 +201,9 @@ def test_what_is_infinite_is_null_in_json(tmp_path, capsys):
         ([*EXAMPLE, "-o", ""], "argument -o/--output: found an empty name, wanted a file (see routepack calibrate"),
         ([*EXAMPLE, "-o", "c", "--timing", ""], "argument --timing: found an empty name, wanted a file (see routepack"),
         (["", "-o", "c", "--cap", "8"], "argument MEASUREMENTS: found an empty name, wanted a file (see routepack"),
-        ([*EXAMPLE, "-o", "none/c.toml"], "none/c.toml: cannot write: found no folder none, wanted it to exist"),
-        ([*EXAMPLE, "-o", "c", "--timing", "none/t"], "none/t: cannot write: found no folder none, wanted it to exist"),
-        ([*EXAMPLE, "-o", "c", "--timing", EXAMPLES], f"{EXAMPLES}: cannot write: found a folder, wanted a file"),
+        ([*EXAMPLE, "-o", "none/c.toml"], "none/c.toml: found no folder none, wanted one to write into"),
+        ([*EXAMPLE, "-o", "c", "--timing", "none/t"], "none/t: found no folder none, wanted one to write into"),
+        ([*EXAMPLE, "-o", "c", "--timing", EXAMPLES], f"{EXAMPLES}: found a directory, wanted a file to write"),
         (
             ["k.csv", "-o", "c", "--cap", "8", "--stage", "full"],
             "--stage: found 'full', wanted NAME:LAYERS, such as full:24",
@@ -250,19 +250,19 @@ def test_an_interrupt_while_scipy_loads_is_one(monkeypatch, tmp_path, capsys):
 
 def test_a_second_output_that_fails_leaves_the_first_as_it_was(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("old", encoding="utf-8")
-    staged = files._staged
+    stage = _files._stage
 
-    def full(path: pathlib.Path, text: str) -> pathlib.Path:
-        if path.name == "b":
+    def full(target: pathlib.Path, data: bytes) -> pathlib.Path:
+        if target.name == "b":
             raise OSError(errno.ENOSPC, "No space left on device")
-        return staged(path, text)
+        return stage(target, data)
 
-    monkeypatch.setattr(files, "_staged", full)
+    monkeypatch.setattr(_files, "_stage", full)
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    with pytest.raises(routepack.IoError, match=rf"^{b}: cannot write: No space left on device$"):
-        files.write_all({a: "new", b: "new"})
+    with pytest.raises(routepack.IoError, match=rf"^{b}: found no space left on device, wanted a file that can be written$"):
+        _files.write_texts({a: "new", b: "new"})
     assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_text(encoding="utf-8") == "old"
-    files.write_all({a: "new"})
+    _files.write_texts({a: "new"})
     assert (tmp_path / "a").read_text(encoding="utf-8") == "new" and os.listdir(tmp_path) == ["a"]
 
 
@@ -272,7 +272,7 @@ def test_links_and_pipes_stay_what_they_are(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
-        files.write_all({str(tmp_path / "link"): "new", str(tmp_path / "pipe"): "through"})
+        _files.write_texts({str(tmp_path / "link"): "new", str(tmp_path / "pipe"): "through"})
         assert os.read(reader, 100) == b"through"
     finally:
         os.close(reader)
