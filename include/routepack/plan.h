@@ -54,7 +54,7 @@ class Observer {
 /// What travels through a planning run instead of globals.
 struct RunContext {
   Observer* observer = nullptr;  ///< may be null
-  std::stop_token stop = {};  ///< asked all the time; from the phase Seed on, a stop ends with a valid plan
+  std::stop_token stop = {};     ///< asked all the time; from the phase Seed on, a stop ends with a valid plan
   /// Processes that plan together, each with the same arguments but for this, threads and observer: all get the same
   /// plan, which is that of one process alone. Null: this process alone. A stop in one of them ends the search of all.
   Communicator* team = nullptr;

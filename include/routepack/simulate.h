@@ -147,7 +147,7 @@ struct Culprits {
   std::vector<double> by_rank;   ///< [G, P] the busiest rank before a combine
   std::vector<double> by_layer;  ///< [layers of the timing] both kinds, where devices wait: in a backward pass the
                                  ///< dense side of the layer above may be what is slow
-  std::vector<double> by_row;  ///< [R] both kinds
+  std::vector<double> by_row;    ///< [R] both kinds
 };
 
 struct StepTimes {
