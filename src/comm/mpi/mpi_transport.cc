@@ -17,8 +17,8 @@ namespace {
 constexpr int kTag = 0;
 /// Between the last message and MPI_Finalize. MPICH before 4.2 over UCX and TCP: a rank in MPI_Finalize waits for
 /// answers to what it sends there, and ranks that are done there answer no more (pmodels/mpich pull request 6596). A
-/// rank that is still busy with MPI answers early and comes late, and waits for ever. When none has driven MPI since the
-/// goodbye, every rank sends before it answers, and none is late.
+/// rank that is still busy with MPI answers early and comes late, and waits for ever. When none has driven MPI since
+/// the goodbye, every rank sends before it answers, and none is late.
 constexpr std::chrono::milliseconds kSilence{200};
 
 std::string text_of(int error) {
