@@ -22,6 +22,11 @@ class Communicator {
   /// What every member has, by rank, the same for all. Waits for the slowest, but not for ever.
   /// @throws PeerLost naming a rank that is gone or silent (routepack/transport.h)
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) = 0;
+  /// Adds up what the members have, in place, element by element; all get the sums, which must fit. As many values
+  /// everywhere. These gather everything from everyone; a carrier that can do with less overrides them.
+  /// @throws PeerLost
+  virtual void sum(std::span<std::int64_t> values);
+  virtual void sum(std::span<std::int32_t> values);
 };
 
 }  // namespace routepack

@@ -75,7 +75,8 @@ struct Moves {
 /// @throws InvalidInput when the two placements differ in shape.
 Moves count_moves(const Placement& from, const Placement& to);
 
-/// Aggregate demand of a window, Σ_i a[i, l, e], [L, E]: what placement looks at.
+/// Aggregate demand of a window, Σ_i a[i, l, e], [L, E]: what placement looks at. Only of the counts that are in this
+/// process.
 std::vector<std::int64_t> aggregate_demand(const Window& window);
 
 /// Algorithm 1 of the paper per layer: experts by falling load, each to the least loaded rank with a free slot, ties by

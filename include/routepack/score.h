@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "routepack/communicator.h"
 #include "routepack/instance.h"
 #include "routepack/layout.h"
 #include "routepack/placement.h"
@@ -31,11 +32,13 @@ struct Evaluation {
   std::vector<double> joint;         ///< J[r, g], [R, G]
 };
 
-/// Σ over all rows, O(N·L·E) operations, O(L·P) memory beside the result. Loads are integers; doubles are combined in
+/// Σ over all rows, O(N·L·E) operations, at most 16 MiB beside the result and one row's loads. Loads are integers; doubles are combined in
 /// the order of docs/mathematics.md, so that two implementations agree to the last bit. Padding is charged when the
 /// window has pad_counts.
 /// @throws InvalidInput when shapes disagree or Σ t² of a cell reaches 2⁵³.
 Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout);
+/// The same by processes that hold the counts of the window together, see load_window(); all of them get the result.
+Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout, Communicator& team);
 
 /// Demand on each rank, Σ_i q[i, l, p], [L, P], from the aggregate demand [L, E].
 std::vector<std::int64_t> rank_demand(std::span<const std::int64_t> demand, const Placement& placement);

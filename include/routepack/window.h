@@ -2,6 +2,7 @@
 // The window: what one optimizer step will train on, with the routes that replay recorded.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -31,7 +32,7 @@ struct WindowArrays {
   WindowKind kind = WindowKind::Samples;
 
   std::span<const std::int32_t> lengths;      ///< [N] tokens, ≥ 1; may be absent in an aggregate
-  CountArray counts;                          ///< [N, L, E]
+  CountArray counts;                          ///< [N, L, E]; empty in a window that was joined from parts
   std::span<const std::int32_t> recorded;     ///< [N] or [N, L] tokens with a recorded route
   std::span<const std::int32_t> groups;       ///< [N] prompt group or topic, for statistics only
   std::span<const std::int32_t> atomic;       ///< [N] equal values ≥ 0 must share a cell; −1 = free
@@ -45,6 +46,9 @@ struct WindowArrays {
 };
 
 /// A validated, immutable window. Copies share the tensors; reading from several threads is safe.
+///
+/// A window may be joined from parts, windows themselves: its counts stay where the parts have them, and some parts may
+/// have left theirs in other processes.
 class Window {
  public:
   /// Checks `arrays` and keeps them alive through `owner`. One pass over the counts, no copy.
@@ -52,12 +56,23 @@ class Window {
   ///         goes in front.
   Window(WindowArrays arrays, std::shared_ptr<const void> owner, const std::string& where = "window");
 
-  /// Memory-maps a `routepack.window/1` safetensors file (docs/formats.md). Counts are used in place.
-  /// @throws IoError, FormatError, InvalidInput
+  /// Memory-maps a `routepack.window/1` safetensors file, or the files that a `routepack.manifest/1` names
+  /// (docs/formats.md). Counts are used in place.
+  /// @throws IoError, FormatError, InvalidInput; also for a file that is not the one that the manifest means
   static Window load(const std::filesystem::path& path);
 
-  /// Writes the window as a `routepack.window/1` file; the file appears whole or not at all.
-  /// @throws IoError
+  /// The samples of `parts` one after another. Parts agree in L, E, top_k, kind, layer numbers, pad_counts and which
+  /// tensors there are; the numbers of groups and atomic groups are each part's own, and renumbered.
+  /// @throws InvalidInput naming the part, `names[k]`, and what differs from the first
+  static Window join(std::vector<Window> parts, std::span<const std::string> names);
+
+  /// A part whose counts are in another process, with the fingerprint that it has there.
+  /// @throws InvalidInput as the constructor, but for what only counts can tell
+  static Window without_counts(WindowArrays arrays, std::shared_ptr<const void> owner, std::string fingerprint,
+                               const std::string& where);
+
+  /// Writes the window as one `routepack.window/1` file; the file appears whole or not at all.
+  /// @throws IoError; InvalidInput when counts are in another process
   void save(const std::filesystem::path& path) const;
 
   [[nodiscard]] std::int32_t samples() const { return static_cast<std::int32_t>(arrays_.samples); }
@@ -84,20 +99,48 @@ class Window {
     return arrays_.atomic.empty() || i.value() >= samples() ? -1 : arrays_.atomic[i];
   }
 
+  /// The windows that this one was joined from, in the order of their samples; else this one.
+  [[nodiscard]] std::span<const Window> parts() const { return parts_.empty() ? std::span(this, 1) : parts_; }
+  /// Whether all counts are in this process.
+  [[nodiscard]] bool whole() const { return whole_; }
+  /// Whether the counts of a sample are in this process.
+  [[nodiscard]] bool holds(SampleId i) const { return whole_ || part_of(i).first.whole_; }
+
   /// Calls `f(span of L·E counts)` with the counts of one sample in their stored type.
+  /// @throws InvalidInput unless holds(i)
   template <class F>
   decltype(auto) visit_counts(SampleId i, F&& f) const {
+    const auto [part, at] = part_of(i);
+    if (!part.whole_) throw_not_here(i);
     const std::size_t size = static_cast<std::size_t>(arrays_.layers * arrays_.experts);
-    return std::visit([&](auto all) -> decltype(auto) { return f(all.subspan(i * size, size)); }, arrays_.counts);
+    return std::visit([&](auto all) -> decltype(auto) { return f(all.subspan(at * size, size)); },
+                      part.arrays_.counts);
   }
 
   /// «xxh3:» and 16 hex digits over the content, independent of file layout and stored types (docs/formats.md).
-  /// Streams over the counts at each call.
+  /// Streams over the counts at each call, unless it is known.
   [[nodiscard]] std::string fingerprint() const;
+  /// The same window, which knows its fingerprint. Those of windows from a manifest do.
+  [[nodiscard]] Window with_fingerprint() const;
 
  private:
+  Window(WindowArrays arrays, std::shared_ptr<const void> owner, std::vector<Window> parts);
+  [[noreturn]] static void throw_not_here(SampleId i);
+
+  /// The part that holds a sample, and the sample's index there.
+  [[nodiscard]] std::pair<const Window&, std::size_t> part_of(SampleId i) const {
+    if (parts_.empty()) return {*this, static_cast<std::size_t>(i.value())};
+    const auto behind = std::ranges::upper_bound(first_of_part_, i.value());
+    const auto k = static_cast<std::size_t>(behind - first_of_part_.begin()) - 1;
+    return {parts_[k], static_cast<std::size_t>(i.value() - first_of_part_[k])};
+  }
+
   WindowArrays arrays_;
   std::shared_ptr<const void> owner_;
+  std::vector<Window> parts_;                // of a joined window
+  std::vector<std::int32_t> first_of_part_;  // their first samples
+  std::string fingerprint_;                  // when it is known already
+  bool whole_ = true;
 };
 
 }  // namespace routepack

@@ -26,6 +26,7 @@ struct GenerateArguments {
   GenerateParams params;
   std::string output;
   std::int64_t steps = 1;
+  std::int64_t parts = 1;
   bool list_models = false;
   bool json = false;
 };
@@ -105,7 +106,10 @@ int print_models(bool json) {
 int run_generate(const GenerateArguments& args) {
   if (args.list_models) return print_models(args.json);
   if (args.params.model.empty()) throw UsageError("--model is missing: a preset, see --list-models");
-  if (args.output.empty()) throw UsageError("--output is missing: -o WINDOW, or -o DIR for several steps");
+  if (args.output.empty()) throw UsageError("--output is missing: -o WINDOW, or -o DIR for several steps or parts");
+  if (args.parts > 1 && args.steps > 1) {
+    throw UsageError("--parts and --steps exclude each other: a folder holds the parts of one window, or windows");
+  }
   prepare_folder(args);
   catch_interrupts();
   Json windows = Json::array();
@@ -114,10 +118,13 @@ int run_generate(const GenerateArguments& args) {
   for (std::int64_t step = 0; step < args.steps; ++step) {
     GenerateParams params = args.params;
     params.step += step;
-    const fs::path path = path_of_step(args, params.step);
-    const GeneratedWindow made = generate_window(params, path, [&](std::int64_t done, std::int64_t samples) {
+    const bool whole = args.parts == 1;
+    const fs::path path = whole ? path_of_step(args, params.step) : fs::path(args.output) / "manifest.json";
+    const auto progress = [&](std::int64_t done, std::int64_t samples) {
       show_progress(line, path.filename().string(), done, samples);
-    });
+    };
+    const GeneratedWindow made =
+        whole ? generate_window(params, path, progress) : generate_parts(params, args.output, args.parts, progress);
     if (args.json) {
       windows.push_back(generated_json(path, made));
     } else {
@@ -138,11 +145,12 @@ int run_generate(const GenerateArguments& args) {
 void add_generate(CLI::App& app, Action& action) {
   const auto args = std::make_shared<GenerateArguments>();
   CLI::App* command = app.add_subcommand("generate", "Make synthetic windows with realistic routing");
-  command->add_option("-o,--output", args->output, "window file to write, or a folder for several steps")
+  command->add_option("-o,--output", args->output, "window file to write, or a folder for several steps or parts")
       ->type_name("WINDOW|DIR");
   const AddOptions options{*command};
   describe(args->params, options);
   options.integer("steps", args->steps, 1, 9999, "windows of a run, from --step on, into a folder");
+  options.integer("parts", args->parts, 1, 9999, "files that one window is cut into, in a folder with a manifest");
   command->add_flag("--list-models", args->list_models, "print the presets and stop");
   command->add_flag("--json", args->json, "machine-readable result on standard output");
   command->footer(R"(Examples:

@@ -33,6 +33,7 @@
 #include "routepack/error.h"
 #include "routepack/moves.h"
 #include "routepack/plan_file.h"
+#include "routepack/window_parts.h"
 
 namespace routepack::cli {
 namespace fs = std::filesystem;
@@ -50,8 +51,9 @@ struct PlanArguments {
   PlanSetup setup;
   Transport* transport = nullptr;  ///< of the ranks of an MPI job, which plan together
   std::int64_t patience_s = 60;    ///< with a silent rank
+  std::unique_ptr<TeamLink> team;  ///< the ranks, when there are some
 
-  /// One of the team reads, says and writes for all; every one reads.
+  /// One of the team says and writes for all.
   [[nodiscard]] bool speaks() const { return transport == nullptr || transport->rank() == 0; }
 };
 
@@ -156,7 +158,7 @@ Planned describe_plan(const PlanArguments& args, const fs::path& path, const Ins
                   .record = make_record(instance, args.setup.params, plan),
                   .hash = {},
                   .plan = std::move(plan),
-                  .before = baseline(instance, before)};
+                  .before = baseline(instance, before, args.team.get())};
   planned.record.timings_ms = std::move(timings);
   return planned;
 }
@@ -226,7 +228,7 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
   instances.reserve(paths.size());
   std::vector<const Instance*> asked;
   for (const std::string& path : paths) {
-    windows.push_back(Window::load(path));
+    windows.push_back(args.team ? load_window(path, *args.team) : Window::load(path));
     instances.push_back(instance_of(args.setup, windows.back(), path));
     asked.push_back(&instances.back());
     if (args.speaks()) warn_of_models(watch, args.setup.params, windows.back(), path);
@@ -234,10 +236,8 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
       require_fits(*current, instances.back(), args.setup.current.empty() ? "the window before" : args.setup.current);
     }
   }
-  std::optional<TeamLink> team;
-  if (args.transport != nullptr) team.emplace(*args.transport, std::chrono::seconds(args.patience_s));
   auto result = make_plans(asked, args.setup.params, current ? &*current : nullptr,
-                           {.observer = &watch, .stop = watch.token(), .team = team ? &*team : nullptr});
+                           {.observer = &watch, .stop = watch.token(), .team = args.team.get()});
   const auto timings = watch.finish();
   if (const auto* why = std::get_if<Infeasible>(&result)) {
     throw InfeasibleError(fmt::format("{}: no layout: {}; what would help: {}",
@@ -282,11 +282,10 @@ void refuse_stray_moves(const std::string& window) {
 
 /// A rank with more windows would wait for the others when they are done.
 void require_same_windows(const PlanArguments& args) {
-  if (args.transport == nullptr) return;
-  TeamLink team(*args.transport, std::chrono::seconds(args.patience_s));
+  if (!args.team) return;
   const std::string mine =
       fmt::format("{} windows{}", args.windows.size(), args.one_placement ? ", one placement" : "");
-  const auto all = team.all_gather(std::as_bytes(std::span(mine)));
+  const auto all = args.team->all_gather(std::as_bytes(std::span(mine)));
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (std::ranges::equal(all[r], all.front())) continue;
     throw UsageError(fmt::format("rank {}: found other windows than those of rank 0, wanted the same command line", r));
@@ -310,6 +309,9 @@ int run_plan(PlanArguments& args, PlanOptions& options) {
   if (args.output.empty()) throw UsageError("--output is missing: -o PLAN, or -o DIR for several windows");
   if (args.setup.cap == 0) throw UsageError("--cap is missing: the token cap of one cell");
   refuse_clashing_files(args);
+  if (args.transport != nullptr) {
+    args.team = std::make_unique<TeamLink>(*args.transport, std::chrono::seconds(args.patience_s));
+  }
   require_same_windows(args);
   std::optional<Placement> current;
   if (!args.setup.current.empty()) current = Placement::load(args.setup.current);

@@ -190,10 +190,12 @@ std::string notes_text(const Planned& planned) {
 
 }  // namespace
 
-std::optional<Baseline> baseline(const Instance& instance, const Placement& current) {
+std::optional<Baseline> baseline(const Instance& instance, const Placement& current, Communicator* team) {
   const auto layout = pack_first_fit_decreasing(instance);
   if (std::holds_alternative<Infeasible>(layout)) return std::nullopt;
-  return Baseline{std::get<Layout>(layout).rows(), evaluate(instance, current, std::get<Layout>(layout))};
+  const Layout& rows = std::get<Layout>(layout);
+  return Baseline{rows.rows(), team == nullptr ? evaluate(instance, current, rows)
+                                               : evaluate(instance, current, rows, *team)};
 }
 
 Json planned_json(const Planned& planned) {

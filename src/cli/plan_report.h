@@ -31,8 +31,8 @@ struct Planned {
   std::optional<Baseline> before;
 };
 
-/// Nothing when first fit finds no layout.
-std::optional<Baseline> baseline(const Instance& instance, const Placement& current);
+/// Nothing when first fit finds no layout. Members of a team, if there is one, call it together.
+std::optional<Baseline> baseline(const Instance& instance, const Placement& current, Communicator* team);
 
 Json planned_json(const Planned& planned);
 std::string planned_text(const Planned& planned);

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -13,19 +14,28 @@ namespace routepack {
 
 /// One message to every other member and one from each. It outlives a failed call: the transport may still touch it.
 struct TeamLink::Mail {
-  std::vector<std::byte> out;
-  std::vector<std::vector<std::byte>> in;  // [rank], as long as what will come
+  explicit Mail(std::size_t members) : out(members), in(members) {}
+  /// Keeps a copy, to be sent to everyone or in pieces.
+  std::span<const std::byte> keep(std::span<const std::byte> bytes) {
+    kept.assign(bytes.begin(), bytes.end());
+    return kept;
+  }
+
+  std::vector<std::byte> kept;
+  std::vector<std::span<const std::byte>> out;  // [rank], pieces of `kept`
+  std::vector<std::vector<std::byte>> in;       // [rank], as long as what will come
 };
 
 std::vector<std::vector<std::byte>> TeamLink::all_gather(std::span<const std::byte> mine) {
   const auto count = static_cast<std::size_t>(ranks());
   const auto me = static_cast<std::size_t>(rank());
-  Mail sizes{.out = std::vector<std::byte>(sizeof(std::uint64_t)),
-             .in = std::vector<std::vector<std::byte>>(count, std::vector<std::byte>(sizeof(std::uint64_t)))};
   const std::uint64_t size = mine.size();
-  std::memcpy(sizes.out.data(), &size, sizeof size);
+  Mail sizes(count);
+  std::ranges::fill(sizes.out, sizes.keep(std::as_bytes(std::span(&size, 1))));
+  for (auto& in : sizes.in) in.resize(sizeof size);
   exchange(sizes);
-  Mail mail{.out = {mine.begin(), mine.end()}, .in = std::vector<std::vector<std::byte>>(count)};
+  Mail mail(count);
+  std::ranges::fill(mail.out, mail.keep(mine));
   for (std::size_t r = 0; r < count; ++r) {
     if (r == me) continue;
     std::uint64_t theirs = 0;
@@ -33,8 +43,51 @@ std::vector<std::vector<std::byte>> TeamLink::all_gather(std::span<const std::by
     mail.in[r].resize(theirs);
   }
   exchange(mail);
-  mail.in[me] = std::move(mail.out);
+  mail.in[me] = std::move(mail.kept);
   return std::move(mail.in);
+}
+
+template <class T>
+void TeamLink::sum_in_parts(std::span<T> values) {
+  const auto count = static_cast<std::size_t>(ranks());
+  const auto me = static_cast<std::size_t>(rank());
+  constexpr std::size_t kAtOnce = std::size_t{1} << 22;
+  while (!values.empty()) {
+    const auto piece = values.first(std::min(kAtOnce, values.size()));
+    values = values.subspan(piece.size());
+    const auto part = [&](std::size_t r) {
+      const std::size_t first = piece.size() * r / count;
+      return piece.subspan(first, piece.size() * (r + 1) / count - first);
+    };
+    Mail parts(count);
+    const auto all = parts.keep(std::as_bytes(piece));
+    for (std::size_t r = 0; r < count; ++r) {
+      parts.out[r] = all.subspan(piece.size() * r / count * sizeof(T), part(r).size_bytes());
+      parts.in[r].resize(part(me).size_bytes());
+    }
+    exchange(parts);
+    std::vector<T> theirs(part(me).size());
+    for (std::size_t r = 0; r < count; ++r) {
+      if (r == me || theirs.empty()) continue;
+      std::memcpy(theirs.data(), parts.in[r].data(), parts.in[r].size());
+      for (std::size_t i = 0; i < theirs.size(); ++i) part(me)[i] += theirs[i];
+    }
+    Mail sums(count);
+    std::ranges::fill(sums.out, sums.keep(std::as_bytes(part(me))));
+    for (std::size_t r = 0; r < count; ++r) sums.in[r].resize(part(r).size_bytes());
+    exchange(sums);
+    for (std::size_t r = 0; r < count; ++r) {
+      if (r != me && !part(r).empty()) std::memcpy(part(r).data(), sums.in[r].data(), sums.in[r].size());
+    }
+  }
+}
+
+void TeamLink::sum(std::span<std::int64_t> values) {
+  sum_in_parts(values);
+}
+
+void TeamLink::sum(std::span<std::int32_t> values) {
+  sum_in_parts(values);
 }
 
 void TeamLink::exchange(Mail& mail) {
@@ -55,9 +108,10 @@ void TeamLink::exchange(Mail& mail) {
       if (peer == rank()) continue;
       auto& in = shared->in[static_cast<std::size_t>(peer)];
       if (!in.empty()) pending.push_back({transport_.receive(peer, in), peer, true});
-      if (shared->out.empty()) continue;
-      pending.push_back({transport_.send(peer, shared->out), peer, false});
-      sent_bytes_ += static_cast<std::int64_t>(shared->out.size());
+      const auto out = shared->out[static_cast<std::size_t>(peer)];
+      if (out.empty()) continue;
+      pending.push_back({transport_.send(peer, out), peer, false});
+      sent_bytes_ += static_cast<std::int64_t>(out.size());
     }
     const auto last = std::chrono::steady_clock::now() + limit_;
     while (!pending.empty()) {

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstddef>
 
+#include "cost/evaluate.h"
 #include "cost/row_cost.h"
+#include "exec/team.h"
 #include "routepack/error.h"
 
 namespace routepack {
@@ -42,24 +44,63 @@ CellTotals cell_totals(const Instance& instance, std::span<const SampleId> cell)
   return totals;
 }
 
-/// Rank loads of one row on one shard, with the dense cost of its cells.
-struct RowShard {
-  std::vector<CellTotals> cells;    // in the shard's slot order
-  std::vector<std::int64_t> loads;  // [L, P]
+/// A stretch of rows whose rank loads fit into memory at once, [row, G, L, P], whoever holds the counts.
+class Stretch {
+ public:
+  Stretch(const Instance& instance, const Placement& placement, const Layout& layout)
+      : instance_(instance),
+        placement_(placement),
+        layout_(layout),
+        shards_(static_cast<std::size_t>(instance.topology.shards())),
+        width_(static_cast<std::size_t>(instance.window.layers()) * static_cast<std::size_t>(placement.ranks())) {}
+
+  [[nodiscard]] std::int32_t rows_at_once() const {
+    constexpr std::size_t kBytes = std::size_t{16} << 20;
+    return static_cast<std::int32_t>(std::max<std::size_t>(1, kBytes / (sizeof(std::int64_t) * shards_ * width_)));
+  }
+
+  void sum(std::int32_t first, std::int32_t rows, Executor& executor) {
+    first_ = first;
+    loads_.assign(static_cast<std::size_t>(rows) * shards_ * width_, 0);
+    executor.for_each(static_cast<std::size_t>(rows) * shards_, [&](std::size_t rg) {
+      const RowId r(static_cast<std::size_t>(first) + rg / shards_);
+      const auto loads = std::span(loads_).subspan(rg * width_, width_);
+      for (const SlotId d : instance_.topology.slots_of(ShardId(rg % shards_))) {
+        for (const SampleId i : layout_.cell(r, d)) {
+          if (instance_.window.holds(i)) add_rank_loads(instance_.window, placement_, i, loads);
+        }
+      }
+    });
+    if (!instance_.window.whole()) executor.sum(std::span(loads_));
+  }
+
+  [[nodiscard]] std::span<std::int64_t> loads(RowId r, ShardId g) {
+    const std::size_t rg = (r - static_cast<std::size_t>(first_)) * shards_ + g;
+    return std::span(loads_).subspan(rg * width_, width_);
+  }
+
+ private:
+  const Instance& instance_;
+  const Placement& placement_;
+  const Layout& layout_;
+  std::size_t shards_, width_;
+  std::int32_t first_ = 0;
+  std::vector<std::int64_t> loads_;
 };
 
-void fill(RowShard& shard, const Instance& instance, const Placement& placement, const Layout& layout,
-          std::span<const std::int64_t> pad_rates, RowId r, ShardId g) {
-  shard.cells.clear();
-  std::ranges::fill(shard.loads, 0);
+/// The cells of a row on one shard, in the shard's slot order, and their padding tokens.
+struct RowShardCells {
+  std::vector<CellTotals> cells;
   std::int64_t pads = 0;
+};
+
+RowShardCells cells_of(const Instance& instance, const Layout& layout, RowId r, ShardId g) {
+  RowShardCells row;
   for (const SlotId d : instance.topology.slots_of(g)) {
-    const auto cell = layout.cell(r, d);
-    shard.cells.push_back(cell_totals(instance, cell));
-    pads += instance.aligned_cell(shard.cells.back().aligned) - shard.cells.back().tokens;
-    for (const SampleId i : cell) add_rank_loads(instance.window, placement, i, shard.loads);
+    row.cells.push_back(cell_totals(instance, layout.cell(r, d)));
+    row.pads += instance.aligned_cell(row.cells.back().aligned) - row.cells.back().tokens;
   }
-  if (!pad_rates.empty()) add_pad_loads(pad_rates, pads, shard.loads);
+  return row;
 }
 
 double attention_work(const Instance& instance, std::span<const CellTotals> cells) {
@@ -99,29 +140,44 @@ Score combine_rows(std::span<const double> joint, std::int32_t rows, std::int32_
 }
 
 Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout) {
+  SerialExecutor alone;
+  return evaluate(instance, placement, layout, alone);
+}
+
+Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout, Communicator& team) {
+  SerialExecutor alone;
+  Team executor(alone, team);
+  return evaluate(instance, placement, layout, executor);
+}
+
+Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout, Executor& executor) {
   check_shapes(instance, placement, layout);
   const auto layers = static_cast<std::size_t>(instance.window.layers());
   const auto ranks = static_cast<std::size_t>(instance.topology.ranks());
   const auto pad_rates = pad_rank_rates(instance.window, placement);
 
   Evaluation result;
-  RowShard shard;
-  shard.loads.resize(layers * ranks);
+  Stretch stretch(instance, placement, layout);
   std::int64_t mean_sum = 0;  // Σ_{r,l} max_g Σ_p W
   std::vector<std::int64_t> row_peak(layers);
   std::vector<std::int64_t> row_total(layers);
 
   for (const RowId r : layout.row_ids()) {
+    if (const std::int32_t at_once = stretch.rows_at_once(); r.value() % at_once == 0) {
+      stretch.sum(r.value(), std::min(at_once, layout.rows() - r.value()), executor);
+    }
     std::ranges::fill(row_peak, 0);
     std::ranges::fill(row_total, 0);
     for (const ShardId g : instance.topology.shard_ids()) {
-      fill(shard, instance, placement, layout, pad_rates, r, g);
-      const double attention = attention_work(instance, shard.cells);
-      const double expert = expert_work(instance.cost, shard.loads, instance.topology.ranks(), instance.capacity);
+      const RowShardCells row = cells_of(instance, layout, r, g);
+      const auto loads = stretch.loads(r, g);
+      if (!pad_rates.empty()) add_pad_loads(pad_rates, row.pads, loads);
+      const double attention = attention_work(instance, row.cells);
+      const double expert = expert_work(instance.cost, loads, instance.topology.ranks(), instance.capacity);
       result.attention += attention;
       result.joint.push_back(attention + expert);
       for (std::size_t l = 0; l < layers; ++l) {
-        const auto layer = std::span(shard.loads).subspan(l * ranks, ranks);
+        const auto layer = loads.subspan(l * ranks, ranks);
         std::int64_t total = 0;
         for (const std::int64_t load : layer) total += load;
         row_total[l] = std::max(row_total[l], total);

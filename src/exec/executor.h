@@ -45,6 +45,13 @@ class Executor {
   virtual bool over(const Deadline& deadline) { return deadline.over(); }
   /// The first process's number, for what clocks say.
   virtual double agree(double mine) { return mine; }
+  /// Adds up what each process knows a part of, in place: then all know the whole.
+  virtual void sum(std::span<std::int64_t> /*values*/) {}
+  virtual void sum(std::span<std::int32_t> /*values*/) {}
+  /// What each process has to say, by process.
+  virtual std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine) {
+    return {{mine.begin(), mine.end()}};
+  }
 };
 
 /// One piece after another, in the calling thread.

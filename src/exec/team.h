@@ -27,6 +27,11 @@ class Team final : public Executor {
   bool share(std::size_t count, const SharedWork& work, const Deadline& deadline) override;
   bool over(const Deadline& deadline) override;
   double agree(double mine) override;
+  void sum(std::span<std::int64_t> values) override { link_.sum(values); }
+  void sum(std::span<std::int32_t> values) override { link_.sum(values); }
+  std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine) override {
+    return link_.all_gather(mine);
+  }
 
  private:
   Executor& local_;

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "core/bytes.h"
 #include "cost/kernels/exchange.h"
 #include "routepack/error.h"
 
@@ -26,7 +29,7 @@ std::vector<std::uint32_t> experts_by_slot(const Placement& placement) {
   return experts;
 }
 
-/// Calls store(k, layer, rank, load) for each of the samples `first` … `first` + Count − 1.
+/// Calls store(k, layer, rank, load) for each of the samples whose counts are given.
 template <std::size_t Count, class Number, class Store>
 void sum_by_rank(const std::array<const Number*, Count>& counts, const Placement& placement,
                  std::span<const std::uint32_t> by_slot, Store store) {
@@ -50,62 +53,128 @@ void sum_by_rank(const std::array<const Number*, Count>& counts, const Placement
   }
 }
 
+/// Counts of samples with the lanes that they go to, some samples at a time.
+template <class Number, class Lane>
+class Waiting {
+ public:
+  void add(const Number* counts, Lane* lanes) { all_.emplace_back(counts, lanes); }
+
+  template <class Put>
+  void take(const Placement& placement, std::span<const std::uint32_t> by_slot, const Put& put) const {
+    std::size_t done = 0;
+    const auto some = [&]<std::size_t Count>(std::integral_constant<std::size_t, Count>) {
+      std::array<const Number*, Count> counts{};
+      std::array<Lane*, Count> into{};
+      for (std::size_t k = 0; k < Count; ++k) std::tie(counts[k], into[k]) = all_[done + k];
+      sum_by_rank(counts, placement, by_slot,
+                  [&](std::size_t k, std::size_t l, std::size_t p, std::int64_t load) { put(into[k], l, p, load); });
+      done += Count;
+    };
+    while (done + kTogether <= all_.size()) some(std::integral_constant<std::size_t, kTogether>{});
+    while (done < all_.size()) some(std::integral_constant<std::size_t, 1>{});
+  }
+
+ private:
+  std::vector<std::pair<const Number*, Lane*>> all_;
+};
+
+/// The samples of an item are all here or all elsewhere: an atomic group lies in one part.
+bool holds(const Window& window, const Items& items, const Item& item) {
+  return window.holds(items.samples_of(item).front());
+}
+
+std::int64_t largest(std::int64_t mine, Executor& executor) {
+  std::vector<std::byte> bytes;
+  put(bytes, mine);
+  for (const auto& theirs : executor.gather(bytes)) mine = std::max(mine, ByteReader(theirs).get<std::int64_t>());
+  return mine;
+}
+
+/// Every process tells the lanes of its items, some items at a time.
+template <class Lane>
+void share_lanes(std::span<Lane> lanes, std::size_t width, const Window& window, const Items& items,
+                 Executor& executor) {
+  constexpr std::size_t kBytes = std::size_t{32} << 20;
+  const std::size_t at_once = std::max<std::size_t>(1, kBytes / (width * sizeof(Lane)));
+  for (std::size_t first = 0; first < items.items.size(); first += at_once) {
+    const std::size_t end = std::min(items.items.size(), first + at_once);
+    std::vector<std::uint32_t> mine;
+    for (std::size_t item = first; item < end; ++item) {
+      const bool dummy = items.samples_of(items.items[item]).front().value() >= window.samples();
+      if (!dummy && holds(window, items, items.items[item])) mine.push_back(static_cast<std::uint32_t>(item));
+    }
+    std::vector<std::byte> message;
+    message.reserve((mine.size() + 2) * sizeof(std::uint32_t) + mine.size() * width * sizeof(Lane));
+    put_list(message, std::span<const std::uint32_t>(mine));
+    for (const std::uint32_t item : mine) {
+      const auto bytes = std::as_bytes(lanes.subspan(item * width, width));
+      message.insert(message.end(), bytes.begin(), bytes.end());
+    }
+    for (const auto& told : executor.gather(message)) {
+      ByteReader reader(told);
+      for (const std::uint32_t item : reader.get_list<std::uint32_t>()) {
+        const auto bytes = reader.take(width * sizeof(Lane));
+        std::memcpy(lanes.data() + item * width, bytes.data(), bytes.size());
+      }
+    }
+  }
+}
+
 }  // namespace
 
 UnitLoads::UnitLoads(const Instance& instance, const Placement& placement, const Items& items, Executor& executor)
     : shape_(static_cast<std::size_t>(placement.layers()), static_cast<std::size_t>(placement.ranks())),
       items_(items.items.size()) {
-  std::atomic<std::int64_t> most = 0;
+  const Window& window = instance.window;
   const auto by_slot = experts_by_slot(placement);
   const std::size_t pieces = (items_ + kPiece - 1) / kPiece;
   const auto fill = [&]<class Lane>(std::vector<Lane>& lanes, std::int64_t limit) {
     lanes.assign((items_ + 1) * shape_.lanes(), Lane{0});
+    std::atomic<std::int64_t> most = 0;
     executor.for_each(pieces, [&](std::size_t piece) {
+      Waiting<std::uint16_t, Lane> narrow;
+      Waiting<std::uint32_t, Lane> wide;
+      const std::size_t last = std::min(items_, (piece + 1) * kPiece);
+      for (std::size_t item = piece * kPiece; item < last; ++item) {
+        if (!holds(window, items, items.items[item])) continue;
+        for (const SampleId i : items.samples_of(items.items[item])) {
+          if (i.value() >= window.samples()) continue;
+          window.visit_counts(i, [&](auto counts) {
+            Lane* into = lanes.data() + item * shape_.lanes();
+            if constexpr (sizeof(counts[0]) == sizeof(std::uint16_t)) {
+              narrow.add(counts.data(), into);
+            } else {
+              wide.add(counts.data(), into);
+            }
+          });
+        }
+      }
       std::int64_t highest = 0;
-      std::array<Lane*, kTogether> into{};
-      const auto put = [&](std::size_t k, std::size_t l, std::size_t p, std::int64_t load) {
-        Lane& lane = into[k][shape_.lane(l, p)];
+      const auto put = [&](Lane* into, std::size_t l, std::size_t p, std::int64_t load) {
+        Lane& lane = into[shape_.lane(l, p)];
         const std::int64_t sum = load + lane;  // of the samples of an atomic group
         highest = std::max(highest, sum);
         lane = static_cast<Lane>(std::min(sum, limit));
       };
-      std::vector<std::pair<SampleId, Lane*>> waiting;
-      const std::size_t last = std::min(items_, (piece + 1) * kPiece);
-      for (std::size_t item = piece * kPiece; item < last; ++item) {
-        for (const SampleId i : items.samples_of(items.items[item])) {
-          if (i.value() < instance.window.samples()) waiting.emplace_back(i, lanes.data() + item * shape_.lanes());
-        }
-      }
-      std::size_t done = 0;
-      const auto take = [&]<std::size_t Count>(std::integral_constant<std::size_t, Count>) {
-        for (std::size_t k = 0; k < Count; ++k) into[k] = waiting[done + k].second;
-        instance.window.visit_counts(waiting[done].first, [&](auto first) {
-          using Number = std::remove_const_t<typename decltype(first)::element_type>;
-          std::array<const Number*, Count> counts{};
-          for (std::size_t k = 0; k < Count; ++k) {
-            counts[k] = first.data() + (std::int64_t{waiting[done + k].first.value()} - waiting[done].first.value()) *
-                                           static_cast<std::int64_t>(first.size());
-          }
-          sum_by_rank(counts, placement, by_slot, put);
-        });
-        done += Count;
-      };
-      while (done + kTogether <= waiting.size()) take(std::integral_constant<std::size_t, kTogether>{});
-      while (done < waiting.size()) take(std::integral_constant<std::size_t, 1>{});
+      narrow.take(placement, by_slot, put);
+      wide.take(placement, by_slot, put);
       std::int64_t seen = most.load(std::memory_order_relaxed);
       while (highest > seen && !most.compare_exchange_weak(seen, highest, std::memory_order_relaxed)) {
       }
     });
+    return window.whole() ? most.load() : largest(most, executor);
   };
-  fill(narrow_, kernels::kNarrowLimit);
-  if (most <= kernels::kNarrowLimit) return;
+  if (fill(narrow_, kernels::kNarrowLimit) <= kernels::kNarrowLimit) {
+    if (!window.whole()) share_lanes(std::span(narrow_), shape_.lanes(), window, items, executor);
+    return;
+  }
   narrow_ = {};
-  fill(wide_, kernels::kLoadLimit);
-  if (most > kernels::kLoadLimit) {
-    throw InvalidInput("counts: one sample or atomic group sends " + std::to_string(most.load()) +
+  if (const std::int64_t most = fill(wide_, kernels::kLoadLimit); most > kernels::kLoadLimit) {
+    throw InvalidInput("counts: one sample or atomic group sends " + std::to_string(most) +
                        " routed tokens to one rank at one layer, wanted at most " +
                        std::to_string(kernels::kLoadLimit));
   }
+  if (!window.whole()) share_lanes(std::span(wide_), shape_.lanes(), window, items, executor);
 }
 
 void UnitLoads::add_to(std::size_t item, std::span<std::int64_t> loads) const {

@@ -19,7 +19,8 @@ namespace routepack {
 /// Rank loads of every item under one placement, in the lane order of the kernels: 16-bit where every load allows it.
 class UnitLoads {
  public:
-  /// O(N·L·E) operations, in parallel over items.
+  /// O(N·L·E) operations, in parallel over items. Where processes hold parts of the counts, each does its own and they
+  /// tell each other.
   UnitLoads(const Instance& instance, const Placement& placement, const Items& items, Executor& executor);
 
   [[nodiscard]] const LaneShape& shape() const { return shape_; }

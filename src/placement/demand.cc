@@ -10,13 +10,15 @@ namespace routepack {
 std::vector<std::int64_t> aggregate_demand(const Window& window) {
   const std::size_t cells = static_cast<std::size_t>(window.layers()) * static_cast<std::size_t>(window.experts());
   std::vector<std::int64_t> demand(cells);
-  std::visit(
-      [&](auto counts) {
-        for (std::size_t start = 0; start < counts.size(); start += cells) {
-          for (std::size_t le = 0; le < cells; ++le) demand[le] += static_cast<std::int64_t>(counts[start + le]);
-        }
-      },
-      window.arrays().counts);
+  for (const Window& part : window.parts()) {
+    std::visit(
+        [&](auto counts) {
+          for (std::size_t start = 0; start < counts.size(); start += cells) {
+            for (std::size_t le = 0; le < cells; ++le) demand[le] += static_cast<std::int64_t>(counts[start + le]);
+          }
+        },
+        part.arrays().counts);
+  }
   return demand;
 }
 

@@ -71,7 +71,7 @@ std::vector<Load> sum_samples(const Instance& instance, const Layout& layout, co
     const ShardId g(rg % static_cast<std::size_t>(rows.shards));
     for (const SlotId d : instance.topology.slots_of(g)) {
       for (const SampleId i : layout.cell(r, d)) {
-        if (i.value() >= instance.window.samples()) continue;
+        if (i.value() >= instance.window.samples() || !instance.window.holds(i)) continue;
         instance.window.visit_counts(i, [&](auto counts) {
           for (std::size_t le = 0; le < cells; ++le) sums[le] += static_cast<std::int64_t>(counts[le]);
         });
@@ -79,6 +79,7 @@ std::vector<Load> sum_samples(const Instance& instance, const Layout& layout, co
     }
     for (std::size_t le = 0; le < cells; ++le) loads[le * stride + rg] = static_cast<Load>(sums[le]);
   });
+  if (!instance.window.whole()) executor.sum(std::span(loads));
   return loads;
 }
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/draft.h"
 
+#include "cost/evaluate.h"
 #include "routepack/bounds.h"
-#include "routepack/score.h"
 
 namespace routepack {
 
-Demands::Demands(std::span<const Instance* const> instances, const Placement& placement) {
+Demands::Demands(std::span<const Instance* const> instances, const Placement& placement, Executor& executor) {
   for (const Instance* instance : instances) {
     of_step.push_back(aggregate_demand(instance->window));
+    if (!instance->window.whole()) executor.sum(std::span(of_step.back()));
     total.resize(of_step.back().size());
     for (std::size_t le = 0; le < total.size(); ++le) total[le] += of_step.back()[le];
     bound += lower_bounds(*instance, placement, of_step.back()).any_placement;
@@ -42,11 +43,12 @@ void Draft::refine() {
 }
 
 bool Draft::better_than(const Draft& other) const {
-  const auto judge = [](const Draft& draft) {
+  const auto judge = [&](const Draft& draft) {
     std::pair<std::int64_t, double> sum{0, 0.0};
     for (const Step& step : draft.steps_) {
       sum.first += step.rows().rows;
-      sum.second += evaluate(step.instance(), draft.placing_.placement(), step.layout()).score.max_shard;
+      sum.second += 
+          evaluate(step.instance(), draft.placing_.placement(), step.layout(), planning_->executor).score.max_shard;
     }
     return sum;
   };

@@ -17,7 +17,7 @@ namespace routepack {
 
 /// What the steps that share a placement ask of the experts, [L, E], one by one and together.
 struct Demands {
-  Demands(std::span<const Instance* const> instances, const Placement& placement);
+  Demands(std::span<const Instance* const> instances, const Placement& placement, Executor& executor);
 
   std::vector<std::vector<std::int64_t>> of_step;
   std::vector<std::int64_t> total;

@@ -177,7 +177,7 @@ void Placing::commit() {
 
 bool Placing::refine(std::span<const Step> steps, const Planning& planning) {
   std::vector<RowLoads> parts;
-  for (const Step& step : steps) parts.push_back(aggregate_rows(step.instance(), step.layout(), planning.local));
+  for (const Step& step : steps) parts.push_back(aggregate_rows(step.instance(), step.layout(), planning.executor));
   auto refined = refine_placement(
       joined(std::move(parts)), placement_, ledger_,
       {.most_steps = planning.search.refine_steps, .kicks = planning.search.kicks, .seed = planning.params.seed},

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/assert.h"
+#include "cost/evaluate.h"
 #include "exec/deadline.h"
 #include "exec/team.h"
 #include "exec/thread_pool.h"
@@ -53,11 +54,11 @@ void require_same_work(std::span<const Instance* const> instances, const PlanPar
 }
 
 Plan checked_plan(const Step& step, const Placement& before, const Placing& placing,
-                  std::span<const std::int64_t> demand, const PlanParams& params, bool complete) {
+                  std::span<const std::int64_t> demand, const PlanParams& params, bool complete, Executor& executor) {
   const Instance& instance = step.instance();
   const Placement& placement = placing.placement();
-  Layout layout = step.ordered_layout(placement, params.row_order);
-  Evaluation evaluation = evaluate(instance, placement, layout);
+  Layout layout = step.ordered_layout(placement, params.row_order, executor);
+  Evaluation evaluation = evaluate(instance, placement, layout, executor);
   Bounds bounds = lower_bounds(instance, placement, demand);
   ROUTEPACK_ASSERT(gap_to(evaluation.score.max_shard, bounds.fixed_placement) >= 0.0, "the score is below its bound");
   return Plan{.placement = placement,
@@ -121,7 +122,7 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
   }
 
   within.enter(Phase::Demand);
-  const Demands demands(instances, before);
+  const Demands demands(instances, before, executor);
   const Placing placing(*instances.front(), before, demands.total, demands.bound, params);
   const bool joint = params.placement == PlacementMode::Joint;
   const bool afresh = joint && placing.free() && !params.two_batches;
@@ -155,7 +156,7 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
   run.begin(Phase::Check);
   std::vector<Plan> plans;
   for (std::size_t k = 0; k < instances.size(); ++k) {
-    plans.push_back(checked_plan(draft.steps()[k], before, draft.placing(), demands.of_step[k], params, complete));
+    plans.push_back(checked_plan(draft.steps()[k], before, draft.placing(), demands.of_step[k], params, complete, executor));
   }
   return plans;
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "cost/evaluate.h"
 #include "cost/row_cost.h"
 #include "packing/fill_rows.h"
 #include "packing/row_bound.h"
@@ -42,7 +43,7 @@ std::optional<Infeasible> Step::pack(const Placement& placement, std::span<const
   const Instance& instance = *instance_;
   const auto begin = Deadline::Clock::now();
   planning.run.enter(Phase::Loads);
-  const UnitLoads loads(instance, placement, items_, planning.local);
+  const UnitLoads loads(instance, placement, items_, planning.executor);
   const auto pad_rates = pad_rank_rates(instance.window, placement);
   if (auto why = sample_over_rank_limit(instance, loads, items_)) return why;
 
@@ -76,7 +77,7 @@ std::optional<Infeasible> Step::pack(const Placement& placement, std::span<const
 
 void Step::repack(const Placement& placement, std::span<const std::int64_t> demand, const Planning& planning) {
   const double bound = lower_bounds(*instance_, placement, demand).fixed_placement;
-  const UnitLoads loads(*instance_, placement, items_, planning.local);
+  const UnitLoads loads(*instance_, placement, items_, planning.executor);
   const search::Problem problem(*instance_, placement, items_, loads, arrangement_.rows);
   search::Found found = search::improve_layout(problem, arrangement_, planning.search, planning.params.seed, bound,
                                                planning.executor, planning.deadline, planning.run.observer);
@@ -90,9 +91,9 @@ Layout Step::layout() const {
   return to_layout(*instance_, items_, arrangement_);
 }
 
-Layout Step::ordered_layout(const Placement& placement, RowOrder order) const {
+Layout Step::ordered_layout(const Placement& placement, RowOrder order, Executor& executor) const {
   if (order == RowOrder::Keep) return layout();
-  const Evaluation evaluation = evaluate(*instance_, placement, layout());
+  const Evaluation evaluation = evaluate(*instance_, placement, layout(), executor);
   const auto sequence = pipeline_order(evaluation.joint, arrangement_.rows);
   return to_layout(*instance_, items_, with_rows_in(arrangement_, sequence));
 }

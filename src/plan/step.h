@@ -53,7 +53,7 @@ class Step {
   [[nodiscard]] const Arrangement& arrangement() const { return arrangement_; }
   [[nodiscard]] Layout layout() const;
   /// Rows in the order that the parameters ask for, under the placement that was packed for last.
-  [[nodiscard]] Layout ordered_layout(const Placement& placement, RowOrder order) const;
+  [[nodiscard]] Layout ordered_layout(const Placement& placement, RowOrder order, Executor& executor) const;
   [[nodiscard]] const RowCount& rows() const { return rows_; }
   [[nodiscard]] const SearchReport& report() const { return report_; }
   [[nodiscard]] std::int64_t dummies() const { return items_.dummies; }

@@ -69,6 +69,13 @@ void FingerprintBuilder::add_counts(std::span<const std::uint32_t> counts) {
 }
 
 std::string Window::fingerprint() const {
+  if (!fingerprint_.empty()) return fingerprint_;
+  if (!parts_.empty()) {
+    Xxh3 hash;
+    hash.value(static_cast<std::uint64_t>(parts_.size()));
+    for (const Window& part : parts_) hash.text(part.fingerprint());
+    return hash.digest();
+  }
   FingerprintBuilder hash(arrays_);
   std::visit([&](auto counts) { hash.add_counts(counts); }, arrays_.counts);
   return hash.digest();

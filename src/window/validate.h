@@ -17,4 +17,8 @@ inline constexpr std::array<std::string_view, 5> kReservedMetadata = {"format", 
 /// @throws InvalidInput naming `where`, the tensor, the index, found and wanted.
 void validate(const WindowArrays& arrays, const std::string& where);
 
+/// What can be said without the counts, which must be empty.
+/// @throws as validate
+void validate_without_counts(const WindowArrays& arrays, const std::string& where);
+
 }  // namespace routepack

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "routepack/window.h"
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
+#include "routepack/error.h"
 #include "window/validate.h"
 
 namespace routepack {
@@ -10,6 +14,35 @@ namespace routepack {
 Window::Window(WindowArrays arrays, std::shared_ptr<const void> owner, const std::string& where)
     : arrays_(std::move(arrays)), owner_(std::move(owner)) {
   validate(arrays_, where);
+}
+
+Window::Window(WindowArrays arrays, std::shared_ptr<const void> owner, std::vector<Window> parts)
+    : arrays_(std::move(arrays)), owner_(std::move(owner)), parts_(std::move(parts)) {
+  std::int32_t first = 0;
+  for (const Window& part : parts_) {
+    first_of_part_.push_back(first);
+    first += part.samples();
+    whole_ = whole_ && part.whole_;
+  }
+}
+
+Window Window::without_counts(WindowArrays arrays, std::shared_ptr<const void> owner, std::string fingerprint,
+                              const std::string& where) {
+  validate_without_counts(arrays, where);
+  Window window(std::move(arrays), std::move(owner), std::vector<Window>());
+  window.fingerprint_ = std::move(fingerprint);
+  window.whole_ = false;
+  return window;
+}
+
+void Window::throw_not_here(SampleId i) {
+  throw InvalidInput(fmt::format("window: the counts of sample {} are in another process", i.value()));
+}
+
+Window Window::with_fingerprint() const {
+  Window window = *this;
+  window.fingerprint_ = fingerprint();
+  return window;
 }
 
 std::optional<std::int32_t> Window::recorded(SampleId i, LayerId l) const {

@@ -13,6 +13,7 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "routepack/error.h"
+#include "window/manifest.h"
 #include "window/safetensors.h"
 #include "window/validate.h"
 
@@ -190,6 +191,23 @@ class WindowReader {
   WindowArrays arrays_;
 };
 
+std::string_view text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// As U16 or as U32, whatever they are.
+template <class Count>
+void write_counts(std::span<const Count> counts, bool narrow, const WriteSink& sink) {
+  if (narrow || sizeof(Count) == sizeof(std::uint32_t)) return sink(std::as_bytes(counts));
+  constexpr std::size_t kPiece = std::size_t{1} << 18;
+  std::vector<std::uint32_t> wide;
+  for (std::size_t at = 0; at < counts.size(); at += kPiece) {
+    const auto piece = counts.subspan(at, std::min(kPiece, counts.size() - at));
+    wide.assign(piece.begin(), piece.end());
+    sink(std::as_bytes(std::span(std::as_const(wide))));
+  }
+}
+
 }  // namespace
 
 Window parse_window(std::span<const std::byte> file, std::shared_ptr<const void> owner, const std::string& where) {
@@ -198,6 +216,7 @@ Window parse_window(std::span<const std::byte> file, std::shared_ptr<const void>
 
 Window Window::load(const std::filesystem::path& path) {
   const auto file = MappedFile::open(path);
+  if (looks_like_a_manifest(file->bytes())) return load_parts(path, text_of(file->bytes()));
   return parse_window(file->bytes(), file, path.string());
 }
 
@@ -238,7 +257,18 @@ void write_window(const std::filesystem::path& path, const WindowArrays& arrays,
 }
 
 void Window::save(const std::filesystem::path& path) const {
-  write_window(path, arrays_);
+  if (parts_.empty() && whole_) return write_window(path, arrays_);
+  if (!whole_) throw InvalidInput(fmt::format("{}: counts: some are in another process", path.string()));
+  WindowArrays arrays = arrays_;
+  const bool narrow = std::ranges::all_of(parts_, [](const Window& part) {
+    return std::holds_alternative<std::span<const std::uint16_t>>(part.arrays_.counts);
+  });
+  arrays.counts = narrow ? CountArray(std::span<const std::uint16_t>()) : std::span<const std::uint32_t>();
+  write_window(path, arrays, [&](const WriteSink& sink) {
+    for (const Window& part : parts_) {
+      std::visit([&](auto counts) { write_counts(counts, narrow, sink); }, part.arrays_.counts);
+    }
+  });
 }
 
 }  // namespace routepack

@@ -4,17 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
 #include <numeric>
 #include <span>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "core/in_parallel.h"
+#include "core/file.h"
+#include "core/hash.h"
 #include "routepack/error.h"
 #include "window/fingerprint.h"
 #include "window/generator/recipe.h"
+#include "window/manifest.h"
 #include "window/window_file.h"
 
 namespace routepack {
@@ -35,59 +37,46 @@ struct CheckBounds {
   }
 };
 
-/// Calls `work(item, thread)` for every item below `items`; the first exception ends the rest and is thrown here.
-template <class Work>
-void in_parallel(std::int64_t items, std::size_t threads, const Work& work) {
-  std::atomic<std::int64_t> next{0};
-  std::exception_ptr error;
-  std::mutex error_mutex;
-  const auto run = [&](std::size_t thread) {
-    try {
-      for (std::int64_t item = next++; item < items; item = next++) work(item, thread);
-    } catch (...) {
-      next = items;
-      const std::scoped_lock lock(error_mutex);
-      if (!error) error = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> others;
-    for (std::size_t thread = 1; thread < threads; ++thread) others.emplace_back(run, thread);
-    run(0);
-  }
-  if (error) std::rethrow_exception(error);
-}
+/// Prompts first … end − 1 of a window.
+struct Run {
+  std::int64_t first = 0, end = 0;
+  [[nodiscard]] std::int64_t size() const { return end - first; }
+};
 
 /// Everything but the counts is drawn at once; counts() then produces those, group by group.
 class Generation {
  public:
   Generation(const GenerateParams& params, const GenerateProgress& progress)
+      : Generation(params, {0, params.prompts}, progress) {}
+
+  Generation(const GenerateParams& params, Run prompts, const GenerateProgress& progress)
       : params_(checked(params)),
         preset_(find_preset(params.model)),
         domain_(find_domain(preset_, params.domain, params.lengths)),
         recipe_(preset_, domain_, params),
+        prompts_(prompts),
         progress_(progress) {
-    const auto samples = static_cast<std::size_t>(params.prompts * params.rollouts);
-    group_lengths_.resize(static_cast<std::size_t>(params.prompts));
+    const auto samples = static_cast<std::size_t>(prompts.size() * params.rollouts);
+    group_lengths_.resize(static_cast<std::size_t>(prompts.size()));
     const std::size_t cores = std::max(1U, std::thread::hardware_concurrency());
     threads_ = std::min(params.threads == 0 ? cores : static_cast<std::size_t>(params.threads), group_lengths_.size());
-    in_parallel(params.prompts, threads_, [&](std::int64_t group, std::size_t) {
-      group_lengths_[static_cast<std::size_t>(group)] = recipe_.lengths(group);
+    in_parallel(prompts.size(), threads_, [&](std::int64_t group, std::size_t) {
+      group_lengths_[static_cast<std::size_t>(group)] = recipe_.lengths(prompts.first + group);
     });
     lengths_.reserve(samples);
     groups_.reserve(samples);
-    for (std::int64_t group = 0; group < params.prompts; ++group) {
+    for (std::int64_t group = 0; group < prompts.size(); ++group) {
       const GroupLengths& drawn = group_lengths_[static_cast<std::size_t>(group)];
       for (const std::int32_t answer : drawn.answers) {
         lengths_.push_back(drawn.prompt + answer);
-        groups_.push_back(static_cast<std::int32_t>(group));
+        groups_.push_back(static_cast<std::int32_t>(prompts.first + group));
       }
     }
   }
 
   /// All tensors but the counts, as views into this object.
   [[nodiscard]] WindowArrays arrays() const {
-    WindowArrays arrays{.samples = params_.prompts * params_.rollouts,
+    WindowArrays arrays{.samples = samples(),
                         .layers = preset_.moe_layers,
                         .experts = preset_.experts,
                         .top_k = preset_.top_k,
@@ -111,6 +100,9 @@ class Generation {
                        {"rollouts", std::to_string(params_.rollouts)},
                        {"step", std::to_string(params_.step)},
                        {"seed", std::to_string(params_.seed)}};
+    if (prompts_.size() < params_.prompts) {
+      arrays.metadata.emplace_back("prompts_here", fmt::format("{} to {}", prompts_.first, prompts_.end - 1));
+    }
     return arrays;
   }
 
@@ -131,7 +123,7 @@ class Generation {
       const std::size_t groups = std::min(at_once, group_lengths_.size() - first);
       in_parallel(static_cast<std::int64_t>(groups), threads_, [&](std::int64_t item, std::size_t thread) {
         const auto at = static_cast<std::size_t>(item);
-        recipe_.count(static_cast<std::int64_t>(first + at), group_lengths_[first + at], scratch[thread],
+        recipe_.count(prompts_.first + static_cast<std::int64_t>(first + at), group_lengths_[first + at], scratch[thread],
                       std::span(chunk).subspan(at * group_size, group_size));
       });
       sink(std::span<const Count>(chunk).first(groups * group_size));
@@ -157,6 +149,7 @@ class Generation {
   const Preset& preset_;
   const Domain& domain_;
   const Recipe recipe_;
+  const Run prompts_;
   const GenerateProgress progress_;
   std::size_t threads_ = 1;
   std::vector<GroupLengths> group_lengths_;
@@ -170,11 +163,8 @@ struct Owned {
   std::vector<Count> counts;
 };
 
-}  // namespace
-
-GeneratedWindow generate_window(const GenerateParams& params, const std::filesystem::path& path,
-                                const GenerateProgress& progress) {
-  const Generation generation(params, progress);
+/// Streams what was drawn to a file.
+GeneratedWindow write_generated(const Generation& generation, const std::filesystem::path& path) {
   const WindowArrays arrays = generation.arrays();
   FingerprintBuilder fingerprint(arrays);
   write_window(path, arrays, [&](const WriteSink& sink) {
@@ -190,6 +180,47 @@ GeneratedWindow generate_window(const GenerateParams& params, const std::filesys
           .tokens = std::accumulate(arrays.lengths.begin(), arrays.lengths.end(), std::int64_t{0}),
           .domain = generation.domain(),
           .fingerprint = fingerprint.digest()};
+}
+
+}  // namespace
+
+GeneratedWindow generate_window(const GenerateParams& params, const std::filesystem::path& path,
+                                const GenerateProgress& progress) {
+  return write_generated(Generation(params, progress), path);
+}
+
+GeneratedWindow generate_parts(const GenerateParams& params, const std::filesystem::path& folder, std::int64_t parts,
+                               const GenerateProgress& progress) {
+  if (parts < 1 || parts > params.prompts) {
+    throw InvalidInput(fmt::format("parts: found {}, wanted 1 to {}, the prompts", parts, params.prompts));
+  }
+  std::error_code error;
+  std::filesystem::create_directory(folder, error);
+  if (error || !std::filesystem::is_directory(folder)) {
+    throw IoError(fmt::format("{}: wanted a folder for {} parts: {}", folder.string(), parts,
+                              error ? error.message() : "found a file"));
+  }
+  GeneratedWindow all;
+  Xxh3 fingerprint;
+  fingerprint.value(static_cast<std::uint64_t>(parts));
+  std::vector<ManifestPart> written;
+  for (std::int64_t k = 0; k < parts; ++k) {
+    const Run prompts{params.prompts * k / parts, params.prompts * (k + 1) / parts};
+    const std::int64_t before = all.samples;
+    const Generation generation(params, prompts, [&](std::int64_t done, std::int64_t) {
+      if (progress) progress(before + done, params.prompts * params.rollouts);
+    });
+    const std::string name = fmt::format("part-{:04}.safetensors", k);
+    GeneratedWindow made = write_generated(generation, folder / name);
+    written.push_back({.path = name, .samples = made.samples, .fingerprint = made.fingerprint});
+    fingerprint.text(made.fingerprint);
+    made.samples += all.samples;
+    made.tokens += all.tokens;
+    all = std::move(made);
+  }
+  write_atomically(folder / "manifest.json", manifest_text(written));
+  all.fingerprint = fingerprint.digest();
+  return all;
 }
 
 Window generate_window(const GenerateParams& params, const GenerateProgress& progress) {

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "window/manifest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/file.h"
+#include "core/in_parallel.h"
+#include "core/json_file.h"
+#include "core/json_text.h"
+#include "routepack/error.h"
+#include "routepack/window_parts.h"
+
+namespace routepack {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_fingerprint(std::string_view text) {
+  constexpr std::string_view kStem = "xxh3:";
+  constexpr std::size_t kDigits = 16;
+  return text.starts_with(kStem) && text.size() == kStem.size() + kDigits &&
+         text.find_first_not_of("0123456789abcdef", kStem.size()) == std::string_view::npos;
+}
+
+}  // namespace
+
+fs::path path_of_part(const fs::path& manifest, const ManifestPart& part) {
+  return manifest.parent_path() / fs::path(part.path);  // an absolute path stays what it is
+}
+
+bool looks_like_a_manifest(std::span<const std::byte> file) {
+  constexpr std::size_t kHeaderSize = 8;
+  if (file.size() < kHeaderSize) return false;
+  return std::ranges::none_of(file.first(kHeaderSize), [](std::byte b) { return b == std::byte{0}; });
+}
+
+std::vector<ManifestPart> parse_manifest(std::string_view text, const std::string& where) {
+  const Json document = parse_json(text, where);
+  check_format(document, "routepack.manifest", 1, where);
+  std::vector<ManifestPart> parts;
+  for (const Json& item : json_array(json_member(document, "parts", where), where + ": parts")) {
+    const std::string at = fmt::format("{}: parts[{}]", where, parts.size());
+    ManifestPart part{
+        .path = json_string(json_member(json_object(item, at), "path", at), at + ": path"),
+        .samples = json_integer(json_member(item, "samples", at), at + ": samples", 1,
+                                std::numeric_limits<std::int32_t>::max()),
+        .fingerprint = json_string(json_member(item, "fingerprint", at), at + ": fingerprint")};
+    if (part.path.empty() || part.path.find('\0') != std::string::npos) {
+      throw FormatError(fmt::format("{}: path: found {}, wanted the path of a window file", at, describe_json(item["path"])));
+    }
+    if (!is_fingerprint(part.fingerprint)) {
+      throw FormatError(fmt::format("{}: fingerprint: found {}, wanted \"xxh3:\" and 16 hexadecimal digits", at,
+                                    describe_json(item["fingerprint"])));
+    }
+    parts.push_back(std::move(part));
+  }
+  if (parts.empty()) throw FormatError(fmt::format("{}: parts: found an empty list, wanted window files", where));
+  return parts;
+}
+
+std::string manifest_text(std::span<const ManifestPart> parts) {
+  std::string text = "{\n  \"format\": \"routepack.manifest/1\",\n  \"parts\": [";
+  std::string_view separator = "\n    ";
+  for (const ManifestPart& part : parts) {
+    text += separator;
+    text += line_json(Json{{"path", part.path}, {"samples", part.samples}, {"fingerprint", part.fingerprint}});
+    separator = ",\n    ";
+  }
+  return text + "\n  ]\n}\n";
+}
+
+Window load_part(const fs::path& manifest, const ManifestPart& part) {
+  const fs::path path = path_of_part(manifest, part);
+  const auto file = MappedFile::open(path);
+  if (looks_like_a_manifest(file->bytes())) {
+    throw FormatError(fmt::format("{}: found a JSON text, wanted a window file as a part of {}", path.string(),
+                                  manifest.string()));
+  }
+  const Window window = Window::load(path).with_fingerprint();
+  const auto differ = [&](std::string_view what, const auto& found, const auto& wanted) {
+    if (found == wanted) return;
+    throw InvalidInput(fmt::format("{}: {}: found {}, wanted {} as {} says", path.string(), what, found, wanted,
+                                   manifest.string()));
+  };
+  differ("samples", std::int64_t{window.samples()}, part.samples);
+  differ("fingerprint", window.fingerprint(), part.fingerprint);
+  return window;
+}
+
+Window load_parts(const fs::path& manifest, std::string_view text) {
+  const auto parts = parse_manifest(text, manifest.string());
+  std::vector<std::optional<Window>> loaded(parts.size());
+  const std::size_t threads = std::min<std::size_t>(std::max(1U, std::thread::hardware_concurrency()), parts.size());
+  in_parallel(static_cast<std::int64_t>(parts.size()), threads, [&](std::int64_t item, std::size_t) {
+    const auto k = static_cast<std::size_t>(item);
+    loaded[k] = load_part(manifest, parts[k]);
+  });
+  std::vector<Window> windows;
+  std::vector<std::string> names;
+  for (std::size_t k = 0; k < parts.size(); ++k) {
+    windows.push_back(*std::move(loaded[k]));
+    names.push_back(path_of_part(manifest, parts[k]).string());
+  }
+  return Window::join(std::move(windows), names);
+}
+
+void save_manifest(const fs::path& manifest, std::span<const fs::path> parts) {
+  const fs::path home = fs::absolute(manifest).parent_path();
+  std::vector<Window> windows;
+  std::vector<std::string> names;
+  std::vector<ManifestPart> written;
+  for (const fs::path& path : parts) {
+    windows.push_back(Window::load(path).with_fingerprint());
+    names.push_back(path.string());
+    if (windows.back().parts().size() > 1) {
+      throw InvalidInput(fmt::format("{}: found a window in parts, wanted a window file", path.string()));
+    }
+    const fs::path near = fs::absolute(path).lexically_relative(home);
+    written.push_back({.path = near.empty() ? fs::absolute(path).string() : near.string(),
+                       .samples = windows.back().samples(),
+                       .fingerprint = windows.back().fingerprint()});
+  }
+  (void)Window::join(std::move(windows), names);
+  write_atomically(manifest, manifest_text(written));
+}
+
+}  // namespace routepack
