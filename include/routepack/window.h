@@ -63,8 +63,10 @@ class Window {
 
   /// The samples of `parts` one after another. Parts agree in L, E, top_k, kind, layer numbers, pad_counts and which
   /// tensors there are; the numbers of groups and atomic groups are each part's own, and renumbered.
+  /// @param divided whether other processes that work with the window lack counts, so that it is not whole() here
+  /// either
   /// @throws InvalidInput naming the part, `names[k]`, and what differs from the first
-  static Window join(std::vector<Window> parts, std::span<const std::string> names);
+  static Window join(std::vector<Window> parts, std::span<const std::string> names, bool divided = false);
 
   /// A part whose counts are in another process, with the fingerprint that it has there.
   /// @throws InvalidInput as the constructor, but for what only counts can tell
@@ -101,8 +103,13 @@ class Window {
 
   /// The windows that this one was joined from, in the order of their samples; else this one.
   [[nodiscard]] std::span<const Window> parts() const { return parts_.empty() ? std::span(this, 1) : parts_; }
-  /// Whether all counts are in this process.
+  /// Whether all counts are in each process that works with the window: what is added up over samples is then known to
+  /// all. The same in all members of a team, see load_window(); also in one that holds all counts while others do not.
   [[nodiscard]] bool whole() const { return whole_; }
+  /// Whether all counts are in this process.
+  [[nodiscard]] bool counts_here() const {
+    return whole_ || (!parts_.empty() && std::ranges::all_of(parts_, [](const Window& part) { return part.whole_; }));
+  }
   /// Whether the counts of a sample are in this process.
   [[nodiscard]] bool holds(SampleId i) const { return whole_ || part_of(i).first.whole_; }
 
@@ -113,8 +120,7 @@ class Window {
     const auto [part, at] = part_of(i);
     if (!part.whole_) throw_not_here(i);
     const std::size_t size = static_cast<std::size_t>(arrays_.layers * arrays_.experts);
-    return std::visit([&](auto all) -> decltype(auto) { return f(all.subspan(at * size, size)); },
-                      part.arrays_.counts);
+    return std::visit([&](auto all) -> decltype(auto) { return f(all.subspan(at * size, size)); }, part.arrays_.counts);
   }
 
   /// «xxh3:» and 16 hex digits over the content, independent of file layout and stored types (docs/formats.md).

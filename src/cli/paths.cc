@@ -3,12 +3,29 @@
 
 #include <fmt/format.h>
 
+#include <string_view>
 #include <system_error>
 
 #include "cli/command.h"
+#include "core/file.h"
+#include "routepack/error.h"
+#include "window/manifest.h"
 
 namespace routepack::cli {
 namespace fs = std::filesystem;
+
+std::vector<fs::path> files_of_window(const fs::path& window) {
+  std::vector<fs::path> files{window};
+  try {
+    const auto file = MappedFile::open(window);
+    const auto bytes = file->bytes();
+    if (!looks_like_a_manifest(bytes)) return files;
+    const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    for (const ManifestPart& part : parse_manifest(text, window.string())) files.push_back(path_of_part(window, part));
+  } catch (const Error&) {  // whoever loads it will say so
+  }
+  return files;
+}
 
 void refuse_clashes(const std::vector<fs::path>& inputs, const std::vector<fs::path>& outputs) {
   const auto same = [](const fs::path& a, const fs::path& b) {

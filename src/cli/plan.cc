@@ -123,7 +123,10 @@ fs::path plan_path_for(const PlanArguments& args, const fs::path& window) {
 
 /// Only the current plan may be replaced by the new one.
 void refuse_clashing_files(const PlanArguments& args) {
-  std::vector<fs::path> taken(args.windows.begin(), args.windows.end());
+  std::vector<fs::path> taken;
+  for (const std::string& window : args.windows) {
+    for (fs::path& file : files_of_window(window)) taken.push_back(std::move(file));
+  }
   for (const std::string& input : {args.setup.cost, args.setup.model_config, args.setup.device, args.params_file}) {
     if (!input.empty()) taken.emplace_back(input);
   }

@@ -149,9 +149,12 @@ int run_simulate(const SimulateArguments& args) {
   if (!args.model.empty() && !args.model_config.empty()) {
     throw UsageError("--model and --model-config exclude each other");
   }
-  refuse_clashes(
-      {args.window, args.plan, args.device, args.timing, args.model_config, args.current},
-      args.trace.empty() ? std::vector<std::filesystem::path>{} : std::vector<std::filesystem::path>{args.trace});
+  std::vector<std::filesystem::path> inputs = files_of_window(args.window);
+  for (const std::string& input : {args.plan, args.device, args.timing, args.model_config, args.current}) {
+    inputs.emplace_back(input);
+  }
+  refuse_clashes(inputs, args.trace.empty() ? std::vector<std::filesystem::path>{}
+                                            : std::vector<std::filesystem::path>{args.trace});
   catch_interrupts();
   if (args.trace_rows > 0 && args.trace.empty()) throw UsageError("--trace-rows: wanted with --trace FILE");
   const Window window = Window::load(args.window);

@@ -141,13 +141,27 @@ Score combine_rows(std::span<const double> joint, std::int32_t rows, std::int32_
 
 Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout) {
   SerialExecutor alone;
+  require_all_counts(instance.window, alone);
   return evaluate(instance, placement, layout, alone);
 }
 
 Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout, Communicator& team) {
   SerialExecutor alone;
   Team executor(alone, team);
+  require_all_counts(instance.window, executor);
   return evaluate(instance, placement, layout, executor);
+}
+
+void require_all_counts(const Window& window, Executor& executor) {
+  if (window.whole()) return;
+  std::int64_t held = 0;
+  for (const Window& part : window.parts()) held += part.counts_here() ? part.samples() : 0;
+  executor.sum(std::span(&held, 1));
+  if (held == window.samples()) return;
+  throw InvalidInput(
+      fmt::format("window: found the counts of {} of its {} samples in the team, wanted each once: all "
+                  "members of the team that loaded it",
+                  held, window.samples()));
 }
 
 Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout, Executor& executor) {

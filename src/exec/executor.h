@@ -35,6 +35,8 @@ class Executor {
 
   /// Whether there is no other process.
   [[nodiscard]] virtual bool alone() const { return true; }
+  /// This process among all.
+  [[nodiscard]] virtual std::size_t rank() const { return 0; }
   /// Runs each piece in one of the processes; then all have all changes. Whether the deadline was over, for anyone,
   /// when that was done: the same answer everywhere.
   virtual bool share(std::size_t count, const SharedWork& work, const Deadline& deadline) {

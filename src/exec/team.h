@@ -22,6 +22,7 @@ class Team final : public Executor {
   }
   [[nodiscard]] std::size_t width() const override { return local_.width(); }
   [[nodiscard]] bool alone() const override { return link_.ranks() == 1; }
+  [[nodiscard]] std::size_t rank() const override { return static_cast<std::size_t>(link_.rank()); }
 
   /// Also PeerLost; Error with the message of a piece that failed elsewhere.
   bool share(std::size_t count, const SharedWork& work, const Deadline& deadline) override;

@@ -90,9 +90,10 @@ std::int64_t largest(std::int64_t mine, Executor& executor) {
   return mine;
 }
 
-/// Every process tells the lanes of its items, some items at a time.
+/// Every process tells the lanes of its items, some items at a time; the first of those that share the memory writes
+/// what comes from elsewhere.
 template <class Lane>
-void share_lanes(std::span<Lane> lanes, std::size_t width, const Window& window, const Items& items,
+void share_lanes(Lane* lanes, std::size_t width, const NodeMemory& memory, const Window& window, const Items& items,
                  Executor& executor) {
   constexpr std::size_t kBytes = std::size_t{32} << 20;
   const std::size_t at_once = std::max<std::size_t>(1, kBytes / (width * sizeof(Lane)));
@@ -107,14 +108,16 @@ void share_lanes(std::span<Lane> lanes, std::size_t width, const Window& window,
     message.reserve((mine.size() + 2) * sizeof(std::uint32_t) + mine.size() * width * sizeof(Lane));
     put_list(message, std::span<const std::uint32_t>(mine));
     for (const std::uint32_t item : mine) {
-      const auto bytes = std::as_bytes(lanes.subspan(item * width, width));
+      const auto bytes = std::as_bytes(std::span(lanes + item * width, width));
       message.insert(message.end(), bytes.begin(), bytes.end());
     }
-    for (const auto& told : executor.gather(message)) {
-      ByteReader reader(told);
+    const auto all = executor.gather(message);
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (rank == executor.rank() || memory.shares_with(rank) || memory.index() != 0) continue;
+      ByteReader reader(all[rank]);
       for (const std::uint32_t item : reader.get_list<std::uint32_t>()) {
         const auto bytes = reader.take(width * sizeof(Lane));
-        std::memcpy(lanes.data() + item * width, bytes.data(), bytes.size());
+        std::memcpy(lanes + item * width, bytes.data(), bytes.size());
       }
     }
   }
@@ -128,10 +131,14 @@ UnitLoads::UnitLoads(const Instance& instance, const Placement& placement, const
   const Window& window = instance.window;
   const auto by_slot = experts_by_slot(placement);
   const std::size_t pieces = (items_ + kPiece - 1) / kPiece;
-  const auto fill = [&]<class Lane>(std::vector<Lane>& lanes, std::int64_t limit) {
-    lanes.assign((items_ + 1) * shape_.lanes(), Lane{0});
+  /// The highest load found. Lanes hold at most `limit`.
+  const auto fill = [&]<class Lane>(Lane, std::int64_t limit) {
+    memory_ = NodeMemory::make(executor, (items_ + 1) * shape_.lanes() * sizeof(Lane));
+    Lane* const lanes = reinterpret_cast<Lane*>(memory_.data());
     std::atomic<std::int64_t> most = 0;
     executor.for_each(pieces, [&](std::size_t piece) {
+      // With whole windows the processes of a host do a share each.
+      if (window.whole() && piece % memory_.sharers() != memory_.index()) return;
       Waiting<std::uint16_t, Lane> narrow;
       Waiting<std::uint32_t, Lane> wide;
       const std::size_t last = std::min(items_, (piece + 1) * kPiece);
@@ -140,7 +147,7 @@ UnitLoads::UnitLoads(const Instance& instance, const Placement& placement, const
         for (const SampleId i : items.samples_of(items.items[item])) {
           if (i.value() >= window.samples()) continue;
           window.visit_counts(i, [&](auto counts) {
-            Lane* into = lanes.data() + item * shape_.lanes();
+            Lane* into = lanes + item * shape_.lanes();
             if constexpr (sizeof(counts[0]) == sizeof(std::uint16_t)) {
               narrow.add(counts.data(), into);
             } else {
@@ -162,19 +169,18 @@ UnitLoads::UnitLoads(const Instance& instance, const Placement& placement, const
       while (highest > seen && !most.compare_exchange_weak(seen, highest, std::memory_order_relaxed)) {
       }
     });
-    return window.whole() ? most.load() : largest(most, executor);
+    const std::int64_t found = executor.alone() ? most.load() : largest(most, executor);
+    if (!window.whole() && found <= limit) share_lanes(lanes, shape_.lanes(), memory_, window, items, executor);
+    if (memory_.sharers() > 1 || !executor.alone()) (void)executor.gather({});  // all have written
+    return found;
   };
-  if (fill(narrow_, kernels::kNarrowLimit) <= kernels::kNarrowLimit) {
-    if (!window.whole()) share_lanes(std::span(narrow_), shape_.lanes(), window, items, executor);
-    return;
-  }
-  narrow_ = {};
-  if (const std::int64_t most = fill(wide_, kernels::kLoadLimit); most > kernels::kLoadLimit) {
+  if (fill(std::int16_t{}, kernels::kNarrowLimit) <= kernels::kNarrowLimit) return;
+  narrow_ = false;
+  if (const std::int64_t most = fill(std::int32_t{}, kernels::kLoadLimit); most > kernels::kLoadLimit) {
     throw InvalidInput("counts: one sample or atomic group sends " + std::to_string(most) +
                        " routed tokens to one rank at one layer, wanted at most " +
                        std::to_string(kernels::kLoadLimit));
   }
-  if (!window.whole()) share_lanes(std::span(wide_), shape_.lanes(), window, items, executor);
 }
 
 void UnitLoads::add_to(std::size_t item, std::span<std::int64_t> loads) const {

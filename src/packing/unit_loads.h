@@ -5,11 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <variant>
-#include <vector>
 
 #include "cost/kernels/lanes.h"
 #include "exec/executor.h"
+#include "exec/node_memory.h"
 #include "packing/items.h"
 #include "routepack/instance.h"
 #include "routepack/placement.h"
@@ -19,26 +18,31 @@ namespace routepack {
 /// Rank loads of every item under one placement, in the lane order of the kernels: 16-bit where every load allows it.
 class UnitLoads {
  public:
-  /// O(N·L·E) operations, in parallel over items. Where processes hold parts of the counts, each does its own and they
-  /// tell each other.
+  /// O(N·L·E) operations, in parallel over items. Processes of one host share the work
+  /// and the memory; where they hold parts of the counts, each does its own and they tell each other.
   UnitLoads(const Instance& instance, const Placement& placement, const Items& items, Executor& executor);
 
   [[nodiscard]] const LaneShape& shape() const { return shape_; }
   [[nodiscard]] std::size_t items() const { return items_; }
   /// Whether loads are kept in 16 bits: none is above kernels::kNarrowLimit.
-  [[nodiscard]] bool narrow() const { return wide_.empty(); }
+  [[nodiscard]] bool narrow() const { return narrow_; }
   /// The loads of one item, shape().lanes() of them. With `item` = items(): zeros.
-  [[nodiscard]] const std::int16_t* narrow(std::size_t item) const { return narrow_.data() + item * shape_.lanes(); }
-  [[nodiscard]] const std::int32_t* wide(std::size_t item) const { return wide_.data() + item * shape_.lanes(); }
+  [[nodiscard]] const std::int16_t* narrow(std::size_t item) const { return lanes<std::int16_t>(item); }
+  [[nodiscard]] const std::int32_t* wide(std::size_t item) const { return lanes<std::int32_t>(item); }
 
   /// Adds the loads of one item to `loads` [L, P], layer by layer.
   void add_to(std::size_t item, std::span<std::int64_t> loads) const;
 
  private:
+  template <class Lane>
+  [[nodiscard]] const Lane* lanes(std::size_t item) const {
+    return reinterpret_cast<const Lane*>(memory_.data()) + item * shape_.lanes();
+  }
+
   LaneShape shape_;
   std::size_t items_;
-  std::vector<std::int16_t> narrow_;
-  std::vector<std::int32_t> wide_;
+  bool narrow_ = true;
+  NodeMemory memory_;  // [items + 1, lanes], once per host
 };
 
 }  // namespace routepack

@@ -42,9 +42,10 @@ void require_same_work(std::span<const Instance* const> instances, const PlanPar
   std::string work =
       fmt::format("seed {} effort {} placement {}", params.seed, name_of(params.effort), name_of(params.placement));
   for (const Instance* instance : instances) {
-    work += fmt::format(" window {} D {} P {} G {} C {} sync {}\n{}", instance->window.fingerprint(),
-                        instance->topology.slots(), instance->topology.ranks(), instance->topology.shards(),
-                        instance->capacity, name_of(instance->sync), instance->cost.to_toml());
+    work +=
+        fmt::format(" window {}{} D {} P {} G {} C {} sync {}\n{}", instance->window.fingerprint(),
+                    instance->window.whole() ? "" : " in parts", instance->topology.slots(), instance->topology.ranks(),
+                    instance->topology.shards(), instance->capacity, name_of(instance->sync), instance->cost.to_toml());
   }
   const auto all = team.all_gather(std::as_bytes(std::span(work)));
   for (std::size_t r = 0; r < all.size(); ++r) {
@@ -106,6 +107,7 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
   if (run.team != nullptr && run.team->ranks() > 1) require_same_work(instances, params, *run.team);
   if (run.team != nullptr) team.emplace(pool, *run.team);
   Executor& executor = team ? static_cast<Executor&>(*team) : pool;
+  for (const Instance* instance : instances) require_all_counts(instance->window, executor);
   // In a team only the search listens to a stop: there all hear of it at once.
   const RunContext within{.observer = run.observer, .stop = executor.alone() ? run.stop : std::stop_token()};
   const Planning planning{params, params.effective_search(), executor, pool, deadline, within};
@@ -156,7 +158,8 @@ std::variant<std::vector<Plan>, Infeasible> make_plans(std::span<const Instance*
   run.begin(Phase::Check);
   std::vector<Plan> plans;
   for (std::size_t k = 0; k < instances.size(); ++k) {
-    plans.push_back(checked_plan(draft.steps()[k], before, draft.placing(), demands.of_step[k], params, complete, executor));
+    plans.push_back(
+        checked_plan(draft.steps()[k], before, draft.placing(), demands.of_step[k], params, complete, executor));
   }
   return plans;
 }

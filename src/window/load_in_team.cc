@@ -15,6 +15,7 @@
 #include "routepack/error.h"
 #include "routepack/window_parts.h"
 #include "window/manifest.h"
+#include "window/safetensors.h"
 
 namespace routepack {
 namespace {
@@ -137,7 +138,7 @@ std::vector<std::size_t> deal(const std::vector<ManifestPart>& parts, const std:
       }
       if (!best) {
         throw InvalidInput(fmt::format("{}: parts[{}]: path: found {} on none of the {} ranks, wanted it on one", where,
-                                       k, parts[k].path, members));
+                                       k, printable_name(parts[k].path), members));
       }
       reader = *best;
     }
@@ -199,7 +200,8 @@ Window load_window(const fs::path& path, Communicator& team) {
   }
   std::vector<Window> all;
   for (auto& window : windows) all.push_back(*std::move(window));
-  return Window::join(std::move(all), names);
+  // A member that read all parts still has to tell the others what they lack.
+  return Window::join(std::move(all), names, team.ranks() > 1);
 }
 
 }  // namespace routepack

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "core/json_text.h"
 #include "routepack/error.h"
 #include "routepack/window_parts.h"
+#include "window/safetensors.h"
 
 namespace routepack {
 namespace {
@@ -26,6 +28,39 @@ bool is_fingerprint(std::string_view text) {
   constexpr std::size_t kDigits = 16;
   return text.starts_with(kStem) && text.size() == kStem.size() + kDigits &&
          text.find_first_not_of("0123456789abcdef", kStem.size()) == std::string_view::npos;
+}
+
+bool is_path(std::string_view text) {
+  return !text.empty() && std::ranges::none_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x20; });
+}
+
+/// Whether JSON can hold the text.
+bool is_utf8(const std::string& text) {
+  try {
+    (void)Json(text).dump();
+    return true;
+  } catch (const Json::type_error&) {
+    return false;
+  }
+}
+
+/// As it stands in a manifest of the folder `home`. A way up starts from where links lead to, and only then.
+std::string path_in_manifest(const fs::path& path, const fs::path& home) {
+  const auto goes_up = [](const fs::path& way) { return way.empty() || std::ranges::find(way, "..") != way.end(); };
+  const fs::path whole = fs::absolute(path);
+  fs::path way = whole.lexically_relative(home).lexically_normal();
+  if (goes_up(whole) || goes_up(home) || goes_up(way)) {
+    std::error_code failed;
+    const fs::path folder = fs::weakly_canonical(whole.parent_path(), failed);
+    way = (folder / whole.filename()).lexically_relative(fs::weakly_canonical(home, failed));
+    if (failed) way.clear();
+  }
+  std::string text = way.empty() ? whole.string() : way.string();
+  if (is_path(text) && is_utf8(text)) return text;
+  throw InvalidInput(
+      fmt::format("{}: found a path with control characters or not in UTF-8, wanted one that a manifest "
+                  "can hold",
+                  printable_name(path.string())));
 }
 
 }  // namespace
@@ -46,13 +81,13 @@ std::vector<ManifestPart> parse_manifest(std::string_view text, const std::strin
   std::vector<ManifestPart> parts;
   for (const Json& item : json_array(json_member(document, "parts", where), where + ": parts")) {
     const std::string at = fmt::format("{}: parts[{}]", where, parts.size());
-    ManifestPart part{
-        .path = json_string(json_member(json_object(item, at), "path", at), at + ": path"),
-        .samples = json_integer(json_member(item, "samples", at), at + ": samples", 1,
-                                std::numeric_limits<std::int32_t>::max()),
-        .fingerprint = json_string(json_member(item, "fingerprint", at), at + ": fingerprint")};
-    if (part.path.empty() || part.path.find('\0') != std::string::npos) {
-      throw FormatError(fmt::format("{}: path: found {}, wanted the path of a window file", at, describe_json(item["path"])));
+    ManifestPart part{.path = json_string(json_member(json_object(item, at), "path", at), at + ": path"),
+                      .samples = json_integer(json_member(item, "samples", at), at + ": samples", 1,
+                                              std::numeric_limits<std::int32_t>::max()),
+                      .fingerprint = json_string(json_member(item, "fingerprint", at), at + ": fingerprint")};
+    if (!is_path(part.path)) {
+      throw FormatError(
+          fmt::format("{}: path: found {}, wanted the path of a window file", at, describe_json(item["path"])));
     }
     if (!is_fingerprint(part.fingerprint)) {
       throw FormatError(fmt::format("{}: fingerprint: found {}, wanted \"xxh3:\" and 16 hexadecimal digits", at,
@@ -79,14 +114,14 @@ Window load_part(const fs::path& manifest, const ManifestPart& part) {
   const fs::path path = path_of_part(manifest, part);
   const auto file = MappedFile::open(path);
   if (looks_like_a_manifest(file->bytes())) {
-    throw FormatError(fmt::format("{}: found a JSON text, wanted a window file as a part of {}", path.string(),
-                                  manifest.string()));
+    throw FormatError(
+        fmt::format("{}: found a JSON text, wanted a window file as a part of {}", path.string(), manifest.string()));
   }
   const Window window = Window::load(path).with_fingerprint();
   const auto differ = [&](std::string_view what, const auto& found, const auto& wanted) {
     if (found == wanted) return;
-    throw InvalidInput(fmt::format("{}: {}: found {}, wanted {} as {} says", path.string(), what, found, wanted,
-                                   manifest.string()));
+    throw InvalidInput(
+        fmt::format("{}: {}: found {}, wanted {} as {} says", path.string(), what, found, wanted, manifest.string()));
   };
   differ("samples", std::int64_t{window.samples()}, part.samples);
   differ("fingerprint", window.fingerprint(), part.fingerprint);
@@ -116,15 +151,18 @@ void save_manifest(const fs::path& manifest, std::span<const fs::path> parts) {
   std::vector<std::string> names;
   std::vector<ManifestPart> written;
   for (const fs::path& path : parts) {
-    windows.push_back(Window::load(path).with_fingerprint());
-    names.push_back(path.string());
-    if (windows.back().parts().size() > 1) {
+    std::error_code ignored;
+    if (fs::equivalent(path, manifest, ignored)) {
+      throw InvalidInput(fmt::format("{}: found as a part and as the manifest to write", path.string()));
+    }
+    if (looks_like_a_manifest(MappedFile::open(path)->bytes())) {
       throw InvalidInput(fmt::format("{}: found a window in parts, wanted a window file", path.string()));
     }
-    const fs::path near = fs::absolute(path).lexically_relative(home);
-    written.push_back({.path = near.empty() ? fs::absolute(path).string() : near.string(),
-                       .samples = windows.back().samples(),
-                       .fingerprint = windows.back().fingerprint()});
+    const std::string named = path_in_manifest(path, home);
+    windows.push_back(Window::load(path).with_fingerprint());
+    names.push_back(path.string());
+    written.push_back(
+        {.path = named, .samples = windows.back().samples(), .fingerprint = windows.back().fingerprint()});
   }
   (void)Window::join(std::move(windows), names);
   write_atomically(manifest, manifest_text(written));

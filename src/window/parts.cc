@@ -9,6 +9,7 @@
 
 #include "routepack/error.h"
 #include "routepack/window.h"
+#include "window/safetensors.h"
 
 namespace routepack {
 namespace {
@@ -74,22 +75,28 @@ class PartsJoiner {
     differ("layers (L)", part.layers, first_.layers);
     differ("experts (E)", part.experts, first_.experts);
     differ("top_k", part.top_k, first_.top_k);
-    differ("model", fmt::format("\"{}\"", part.model), fmt::format("\"{}\"", first_.model));
+    const auto name = [](const std::string& model) { return model.empty() ? "none" : printable_name(model); };
+    differ("model", name(part.model), name(first_.model));
     const auto said = [](bool there) { return there ? "given" : "absent"; };
     differ("recorded", said(!part.recorded.empty()), said(!first_.recorded.empty()));
     differ("groups", said(!part.groups.empty()), said(!first_.groups.empty()));
     differ("atomic", said(!part.atomic.empty()), said(!first_.atomic.empty()));
     differ("ids", said(!part.ids.empty()), said(!first_.ids.empty()));
-    if (!std::ranges::equal(part.pad_counts, first_.pad_counts)) {
-      throw InvalidInput(fmt::format("{}: pad_counts: found others than in {}", names_[k], names_.front()));
+    differ("pad_counts", said(!part.pad_counts.empty()), said(!first_.pad_counts.empty()));
+    for (std::size_t at = 0; at < part.pad_counts.size(); ++at) {
+      if (part.pad_counts[at] == first_.pad_counts[at]) continue;
+      const auto experts = static_cast<std::size_t>(part.experts);
+      differ(fmt::format("pad_counts[{}, {}]", at / experts, at % experts), part.pad_counts[at], first_.pad_counts[at]);
     }
-    if (part.layer_numbers != first_.layer_numbers) {
-      throw InvalidInput(fmt::format("{}: metadata layers: found others than in {}", names_[k], names_.front()));
+    differ("metadata layers", said(!part.layer_numbers.empty()), said(!first_.layer_numbers.empty()));
+    for (std::size_t l = 0; l < part.layer_numbers.size(); ++l) {
+      if (part.layer_numbers[l] == first_.layer_numbers[l]) continue;
+      differ(fmt::format("metadata layers[{}]", l), part.layer_numbers[l], first_.layer_numbers[l]);
     }
   }
 
   template <class T>
-  void append(std::vector<T>& all, std::span<const T> WindowArrays::*tensor) const {
+  void append(std::vector<T>& all, std::span<const T> WindowArrays::* tensor) const {
     for (const Window& part : parts_) {
       const auto values = part.arrays().*tensor;
       all.insert(all.end(), values.begin(), values.end());
@@ -113,7 +120,7 @@ class PartsJoiner {
   }
 
   /// Values of at least `least` name something inside a part: 0, 1, … as they come, over all parts.
-  void append_numbers(std::vector<std::int32_t>& all, std::span<const std::int32_t> WindowArrays::*tensor,
+  void append_numbers(std::vector<std::int32_t>& all, std::span<const std::int32_t> WindowArrays::* tensor,
                       std::int32_t least) const {
     std::int32_t next = 0;
     for (const Window& part : parts_) {
@@ -137,18 +144,24 @@ class PartsJoiner {
 
 }  // namespace
 
-Window Window::join(std::vector<Window> parts, std::span<const std::string> names) {
+Window Window::join(std::vector<Window> parts, std::span<const std::string> names, bool divided) {
   if (parts.empty()) throw InvalidInput("parts: found none, wanted at least one");
+  if (names.size() != parts.size()) {
+    throw InvalidInput(fmt::format("parts: found {} names, wanted {}", names.size(), parts.size()));
+  }
   std::vector<Window> flat;
   std::vector<std::string> flat_names;
   for (std::size_t k = 0; k < parts.size(); ++k) {
+    divided = divided || !parts[k].whole();
     for (const Window& part : parts[k].parts()) {
       flat.push_back(part);
       flat_names.push_back(names[k]);
     }
   }
   auto [arrays, owner] = PartsJoiner(flat, flat_names).join();
-  return {std::move(arrays), std::move(owner), std::move(flat)};
+  Window joined(std::move(arrays), std::move(owner), std::move(flat));
+  joined.whole_ = !divided;
+  return joined;
 }
 
 }  // namespace routepack

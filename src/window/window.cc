@@ -22,7 +22,6 @@ Window::Window(WindowArrays arrays, std::shared_ptr<const void> owner, std::vect
   for (const Window& part : parts_) {
     first_of_part_.push_back(first);
     first += part.samples();
-    whole_ = whole_ && part.whole_;
   }
 }
 

@@ -257,8 +257,8 @@ void write_window(const std::filesystem::path& path, const WindowArrays& arrays,
 }
 
 void Window::save(const std::filesystem::path& path) const {
-  if (parts_.empty() && whole_) return write_window(path, arrays_);
-  if (!whole_) throw InvalidInput(fmt::format("{}: counts: some are in another process", path.string()));
+  if (!counts_here()) throw InvalidInput(fmt::format("{}: counts: some are in another process", path.string()));
+  if (parts_.empty()) return write_window(path, arrays_);
   WindowArrays arrays = arrays_;
   const bool narrow = std::ranges::all_of(parts_, [](const Window& part) {
     return std::holds_alternative<std::span<const std::uint16_t>>(part.arrays_.counts);

@@ -113,7 +113,7 @@ class Annealing {
                                [&](std::size_t j, std::vector<std::byte>& out) {
                                  put(out, walked[j]);
                                  put_list(out, std::span<const Index>(best_cells[j]));
-                                 population_[j].give(everything_.cells, out);
+                                 population_[j].give(everything_.row_shards, out);
                                },
                            .take =
                                [&](std::size_t j, std::span<const std::byte> bytes) {

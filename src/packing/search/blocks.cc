@@ -121,7 +121,7 @@ class BlockAnnealing {
         .give =
             [&](std::size_t b, std::vector<std::byte>& out) {
               put(out, done[b]);
-              state_.give(regions[b].cells, out);
+              state_.give(regions[b].row_shards, out);
             },
         .take =
             [&](std::size_t b, std::span<const std::byte> bytes) {
@@ -162,6 +162,7 @@ class BlockAnnealing {
       for (std::size_t k = 0; k < row_shards_of_unit_; ++k) {
         const auto rs = static_cast<Index>(units_[u] * row_shards_of_unit_ + k);
         block_of[rs] = static_cast<Index>(block);
+        regions[block].row_shards.push_back(rs);
         for (Index cell = problem_.first_cell(rs); cell < problem_.end_cell(rs); ++cell) {
           regions[block].cells.push_back(cell);
         }

@@ -45,8 +45,11 @@ void return_to_best(State& state, Trail& trail, bool exact, Totals& totals) {
 }  // namespace
 
 Region whole(const Problem& problem) {
-  Region region{.movable = problem.movable, .cells = std::vector<Index>(problem.cells())};
+  Region region{.movable = problem.movable,
+                .cells = std::vector<Index>(problem.cells()),
+                .row_shards = std::vector<Index>(problem.row_shards())};
   std::iota(region.cells.begin(), region.cells.end(), Index{0});
+  std::iota(region.row_shards.begin(), region.row_shards.end(), Index{0});
   return region;
 }
 

@@ -18,6 +18,7 @@ namespace routepack::search {
 struct Region {
   std::vector<Index> movable;  ///< items, longest first
   std::vector<Index> cells;
+  std::vector<Index> row_shards;  ///< that the cells make up
 };
 
 /// All of a layout.

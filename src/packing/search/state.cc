@@ -2,6 +2,7 @@
 #include "packing/search/state.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -73,18 +74,29 @@ void State::set_members(Index cell, std::vector<Index> items, bool closed) {
 /// From its members and their sums.
 void State::make_anew(Index row_shard) {
   const LaneShape& shape = problem_->loads.shape();
+  std::int32_t* const loads = loads_.data() + row_shard * shape.lanes();
+  std::int32_t* const peaks = peaks_.data() + row_shard * shape.layer_lanes();
+  std::fill_n(loads, shape.lanes(), 0);
+  for (Index cell = problem_->first_cell(row_shard); cell < problem_->end_cell(row_shard); ++cell) {
+    for (const Index item : members_[cell]) {
+      if (problem_->loads.narrow()) {
+        kernels::apply(shape, loads_of<std::int16_t>(Move::kNobody), loads_of<std::int16_t>(item), loads, peaks);
+      } else {
+        kernels::apply(shape, loads_of<std::int32_t>(Move::kNobody), loads_of<std::int32_t>(item), loads, peaks);
+      }
+    }
+  }
+  derive(row_shard);
+}
+
+/// All but the loads, from them and the sums of the cells.
+void State::derive(Index row_shard) {
+  const LaneShape& shape = problem_->loads.shape();
   const std::size_t stages = problem_->instance.cost.stages().size();
-  const auto clear = [&](auto& values, std::size_t width) {
-    std::fill_n(values.begin() + static_cast<std::ptrdiff_t>(row_shard * width), width, 0);
-  };
-  clear(loads_, shape.lanes());
-  clear(peaks_, shape.layer_lanes());
-  if (problem_->loads.narrow()) clear(relative_, shape.lanes());
+  exchange_loads(row_shard, Move::kNobody, Move::kNobody);
   pads_[row_shard] = 0;
-  peak_sums_[row_shard] = 0;
   for (Index cell = problem_->first_cell(row_shard); cell < problem_->end_cell(row_shard); ++cell) {
     pads_[row_shard] += pads(cells_[cell]);
-    for (const Index item : members_[cell]) exchange_loads(row_shard, Move::kNobody, item);
   }
   refresh_slowest(row_shard);
   // A move of nothing prices the row-shard as it is.
@@ -102,24 +114,29 @@ void State::make_anew(Index row_shard) {
   fixed_[row_shard] = problem_->to_fixed(joint_[row_shard]);
 }
 
-void State::give(std::span<const Index> cells, std::vector<std::byte>& out) const {
-  put(out, static_cast<std::uint64_t>(cells.size()));
-  for (const Index cell : cells) {
-    put(out, cell);
-    put_list(out, std::span<const Index>(members_[cell]));
+void State::give(std::span<const Index> row_shards, std::vector<std::byte>& out) const {
+  const std::size_t lanes = problem_->loads.shape().lanes();
+  put(out, static_cast<std::uint64_t>(row_shards.size()));
+  for (const Index rs : row_shards) {
+    put(out, rs);
+    for (Index cell = problem_->first_cell(rs); cell < problem_->end_cell(rs); ++cell) {
+      put_list(out, std::span<const Index>(members_[cell]));
+    }
+    const auto loads = std::as_bytes(std::span(loads_).subspan(rs * lanes, lanes));
+    out.insert(out.end(), loads.begin(), loads.end());
   }
 }
 
 void State::take(ByteReader& bytes) {
-  std::vector<Index> row_shards;
-  for (auto cells = bytes.get<std::uint64_t>(); cells > 0; --cells) {
-    const auto cell = bytes.get<Index>();
-    set_members(cell, bytes.get_list<Index>(), cells_[cell].closed);
-    const Index rs = problem_->row_shard_of[cell];
-    if (row_shards.empty() || row_shards.back() != rs) row_shards.push_back(rs);
-  }
-  for (const Index rs : row_shards) {
-    make_anew(rs);
+  const std::size_t lanes = problem_->loads.shape().lanes();
+  for (auto row_shards = bytes.get<std::uint64_t>(); row_shards > 0; --row_shards) {
+    const auto rs = bytes.get<Index>();
+    for (Index cell = problem_->first_cell(rs); cell < problem_->end_cell(rs); ++cell) {
+      set_members(cell, bytes.get_list<Index>(), cells_[cell].closed);
+    }
+    const auto loads = bytes.take(lanes * sizeof(std::int32_t));
+    std::memcpy(loads_.data() + rs * lanes, loads.data(), loads.size());
+    derive(rs);
     ROUTEPACK_HEAVY_ASSERT(agrees_with_scratch(rs), "a row-shard that was taken over differs from scratch");
   }
 }

@@ -94,10 +94,11 @@ class State {
   [[nodiscard]] std::span<const double> joint() const { return joint_; }
   [[nodiscard]] std::int64_t fixed_joint(Index row_shard) const { return fixed_[row_shard]; }
 
-  /// What is in the cells of some row-shards, for a state in another process, order among it: proposals depend on it.
-  void give(std::span<const Index> cells, std::vector<std::byte>& out) const;
-  /// Puts into those cells what another state gave; together they hold the same items as before. Everything kept of
-  /// their row-shards is made anew. Calls for different row-shards may run at the same time.
+  /// Some row-shards for a state in another process: what is in their cells, order among it as proposals depend on it,
+  /// and their loads, which are dearer to sum up than to send.
+  void give(std::span<const Index> row_shards, std::vector<std::byte>& out) const;
+  /// Takes over row-shards that another state gave; together they hold the same items as before. Calls for different
+  /// row-shards may run at the same time.
   void take(ByteReader& bytes);
 
   [[nodiscard]] Index cell_of(Index item) const { return cell_of_[item]; }
@@ -153,6 +154,7 @@ class State {
   void set_sums(Index cell, const CellSums& sums);
   void set_members(Index cell, std::vector<Index> items, bool closed);
   void make_anew(Index row_shard);
+  void derive(Index row_shard);
   [[nodiscard]] double rough_cost(std::size_t stage, std::int64_t tokens, std::int64_t squares) const;
   template <class Lane>
   [[nodiscard]] const Lane* loads_of(Index item) const;

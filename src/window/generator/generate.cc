@@ -191,6 +191,7 @@ GeneratedWindow generate_window(const GenerateParams& params, const std::filesys
 
 GeneratedWindow generate_parts(const GenerateParams& params, const std::filesystem::path& folder, std::int64_t parts,
                                const GenerateProgress& progress) {
+  describe(params, CheckBounds{});
   if (parts < 1 || parts > params.prompts) {
     throw InvalidInput(fmt::format("parts: found {}, wanted 1 to {}, the prompts", parts, params.prompts));
   }

@@ -108,7 +108,7 @@ Window join_windows(std::span<const Window> parts) {
     }
     arrays.samples += part.samples;
     if (arrays.samples > std::numeric_limits<std::int32_t>::max()) fail(p, "found more than 2^31 - 1 samples");
-    narrow = narrow && fits_narrow(part);
+    for (const Window& file : parts[p].parts()) narrow = narrow && fits_narrow(file.arrays());
     per_layer = per_layer || has_recorded_per_layer(part);
     groups = groups || !part.groups.empty();
     atomic = atomic || !part.atomic.empty();
@@ -126,16 +126,18 @@ Window join_windows(std::span<const Window> parts) {
     if (groups) append<std::int32_t>(joined->groups, part.groups, part.samples, -1);
     if (atomic) append<std::int32_t>(joined->atomic, part.atomic, part.samples, -1);
     append_recorded(joined->recorded, window, per_layer);
-    std::visit(
-        [&](auto counts) {
-          if (narrow) {
-            std::ranges::transform(counts, std::back_inserter(joined->narrow),
-                                   [](auto count) { return static_cast<std::uint16_t>(count); });
-          } else {
-            joined->wide.insert(joined->wide.end(), counts.begin(), counts.end());
-          }
-        },
-        part.counts);
+    for (const Window& file : window.parts()) {
+      std::visit(
+          [&](auto counts) {
+            if (narrow) {
+              std::ranges::transform(counts, std::back_inserter(joined->narrow),
+                                     [](auto count) { return static_cast<std::uint16_t>(count); });
+            } else {
+              joined->wide.insert(joined->wide.end(), counts.begin(), counts.end());
+            }
+          },
+          file.arrays().counts);
+    }
   }
   arrays.lengths = joined->lengths;
   arrays.recorded = joined->recorded;
