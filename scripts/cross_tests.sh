@@ -31,3 +31,7 @@ elif ! .venv/bin/python -c 'import megatron.core' 2>/dev/null; then
     "pip found no $(grep -v '^#' requirements/megatron.txt) for this Python (3.11 has one)." \
     "All other tests counted."
 fi
+if ! .venv/bin/python -c 'import mpi4py' 2>/dev/null; then
+  banner "SKIPPED: the tests of planning in a team over MPI from Python." \
+    "pip found no $(grep -v '^#' requirements/mpi.txt) for this Python." "All other tests counted."
+fi

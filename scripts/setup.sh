@@ -7,7 +7,7 @@ set -euo pipefail
 declare -A packages=(
   [core]="g++ cmake ninja-build pkg-config libcli11-dev nlohmann-json3-dev libtomlplusplus-dev libfmt-dev libxxhash-dev librandom123-dev libhwy-dev"
   [mpi]="openmpi-bin libopenmpi-dev mpich libmpich-dev"
-  [test]="libgtest-dev libgmock-dev librapidcheck-dev python3 python3-numpy python3-pytest"
+  [test]="libgtest-dev libgmock-dev librapidcheck-dev python3 python3-numpy python3-pytest iproute2"
   [check]="clang-19 libclang-rt-19-dev clang-format-19 clang-tidy-19 libbenchmark-dev"
   [python]="python3 python3-dev python3-venv"
 )

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Makes .venv with the tools of requirements/dev.txt, with torch where its CPU build is at hand (the builds for GPUs
-# take gigabytes), and then with Megatron-Core. Idempotent: asks the package index only when a list changed.
+# Makes .venv with the tools of requirements/dev.txt, with Ray, with torch where its CPU build is at hand (the builds for
+# GPUs take gigabytes), and then with Megatron-Core, frameworks and mpi4py. Idempotent: asks the package index only when a
+# list changed.
 # Exit status 3: the package index could not be reached.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,6 +23,11 @@ if ! "${pip[@]}" -r requirements/dev.txt </dev/null 2>build/venv.log; then
   exit 3
 fi
 echo "venv: installed $(grep -vc '^#' requirements/dev.txt) tools and what they need into .venv"
+if "${pip[@]}" --only-binary :all: -r requirements/ray.txt </dev/null 2>build/venv-ray.log; then
+  echo "venv: installed Ray into .venv"
+else
+  echo "venv: no Ray for this Python was found: tests on a Ray cluster will be skipped" >&2
+fi
 # No package of the public index has a local version, so «+cpu» can mean nothing but a small build.
 if "${pip[@]}" -r requirements/torch.txt -c <(grep -v '^#' requirements/torch.txt | sed 's/$/+cpu/') --only-binary torch \
   </dev/null 2>build/venv-torch.log; then
@@ -42,5 +48,10 @@ if .venv/bin/python -c 'import torch' 2>/dev/null &&
   echo "venv: installed verl and AReaL into .venv"
 else
   echo "venv: no verl and AReaL for this Python were found: tests against them will be skipped" >&2
+fi
+if "${pip[@]}" --no-deps --only-binary :all: -r requirements/mpi.txt </dev/null 2>build/venv-mpi.log; then
+  echo "venv: installed mpi4py into .venv"
+else
+  echo "venv: no mpi4py for this Python was found: tests of teams over MPI will be skipped" >&2
 fi
 cat requirements/*.txt >"$stamp"

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The same rollouts, trained with RoutePack and without, each step from the same weights: what differs is the order of
-additions. Prints the largest differences.
+additions. Prints the largest differences. With --dtype float64 rounding is too small to hide a wrong term.
 
     python examples/tiny_moe_rl/train.py --steps 50 --record rollouts
     python examples/tiny_moe_rl/compare.py rollouts
+    python examples/tiny_moe_rl/compare.py rollouts --dtype float64
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from trainer import Objective, Seen, Trainer
 def run(grid: Grid, options: argparse.Namespace) -> None:
     """Two trainers on every rank: experts of one move, those of the other stay. Both begin every optimizer step with
     the weights of the first."""
+    torch.set_default_dtype(getattr(torch, options.dtype))
     shape, folder = Shape(), pathlib.Path(options.folder)
     moving, fixed = Trainer(shape, grid), Trainer(shape, grid)
     moving.load_weights(torch.load(folder / "start.pt"))
@@ -38,6 +40,7 @@ def run(grid: Grid, options: argparse.Namespace) -> None:
     plain = Planning(shape, grid, options.capacity, options.deadline, enabled=False)
     mover = ExpertMover(moving, 0)
     worst: dict[str, float] = {}
+    passes, beyond = 0, 0
     moved, files = 0, sorted(folder.glob("step*.pkl"))[: options.steps]
     for path in files:
         rollouts = pickle.loads(path.read_bytes())
@@ -52,12 +55,15 @@ def run(grid: Grid, options: argparse.Namespace) -> None:
                 trainer.backward(schedule.layout, rollouts, Objective())
                 for trainer, schedule in zip((moving, fixed), schedules)
             ]
-            note(worst, differences(seen, gradients(moving), gradients(fixed)))
+            now = differences(seen, gradients(moving), gradients(fixed))
+            note(worst, now)
+            passes, beyond = passes + 1, beyond + (max(now.values(), default=0.0) > 1e-5)
             moving.update(options.rate)
             fixed.zero_gradients()
     planned.close()
     if grid.rank == 0:
-        print(json.dumps({"steps": len(files), "moved_experts": moved, **worst}))
+        steps = {"steps": len(files), "passes": passes, "passes_beyond_1e-5": beyond}
+        print(json.dumps({**steps, "moved_experts": moved, **worst}))
 
 
 def gradients(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -78,16 +84,18 @@ def differences(seen: list[Seen], found: dict[str, torch.Tensor], wanted: dict[s
     if not all(size):
         return {}  # every group agrees with itself: nothing to learn, and no difference to be relative to
     whole = sum(length**2 for length in lengths.values()) ** 0.5
+    gradient = sum(error**2 for error in errors.values()) ** 0.5 / whole
     # A tensor without a gradient to speak of has nothing but rounding.
     parts = {name: errors[name] / length for name, length in lengths.items() if length > 1e-6 * whole}
     if dist.get_rank() == 0:
         furthest = max(parts, key=parts.__getitem__)
-        print(f"{furthest}: {parts[furthest]:.2e} of {lengths[furthest] / whole:.1%} of the gradient", file=sys.stderr)
+        said = f"{furthest}: {parts[furthest]:.2e} of {lengths[furthest] / whole:.1%} of the gradient"
+        print(f"{said}; the whole gradient: {gradient:.2e}", file=sys.stderr)
     return {
         "loss": abs(seen[0].loss - seen[1].loss) / size[0],
         "token_losses": float(np.linalg.norm(tokens[0] - tokens[1])) / size[1],
         "gradient_of_a_tensor": max(parts.values(), default=0.0),
-        "gradient": sum(error**2 for error in errors.values()) ** 0.5 / whole,
+        "gradient": gradient,
     }
 
 
@@ -116,6 +124,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=2)
     parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--deadline", type=float, default=5.0)
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32", help="of both trainers")
     options = parser.parse_args()
     if not (pathlib.Path(options.folder) / "start.pt").exists():
         parser.error(f"{options.folder}: found no start.pt, wanted a folder that train.py --record wrote")

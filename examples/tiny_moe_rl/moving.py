@@ -17,6 +17,8 @@ from routepack.transfer import (
 )
 from trainer import MOMENTS, Trainer
 
+KINDS = {torch.float32: "F32", torch.float64: "F64"}
+
 
 class ExpertMover:
     """Moves weights and moments of experts between ranks, in place. The methods `tensor`, `gradient` and `facts` are
@@ -29,15 +31,16 @@ class ExpertMover:
         shape, grid = trainer.shape, trainer.grid
         self.trainer = trainer
         parameters = [ExpertParameter(name, list(size)) for name, size in trainer.experts.sizes.items()]
+        kind = KINDS[trainer.experts.weights("fc1", 0).dtype]
         tensors, self._what = [], []
         for index, parameter in enumerate(parameters):
             name, size = parameter.name, parameter.elements
-            tensors.append(ExpertTensor(f"{name}.weight", "weight", "F32", "replicated", size, index))
+            tensors.append(ExpertTensor(f"{name}.weight", "weight", kind, "replicated", size, index))
             self._what.append((name, "weight"))
             for moment in MOMENTS:
-                tensors.append(ExpertTensor(f"{name}.{moment}", "moment", "F32", "sharded", size, index))
+                tensors.append(ExpertTensor(f"{name}.{moment}", "moment", kind, "sharded", size, index))
                 self._what.append((name, moment))
-        tensors.append(ExpertTensor("step", "step", "F32", "equal", 1))
+        tensors.append(ExpertTensor("step", "step", kind, "equal", 1))
         self._what.append(("", "step"))
         # Lane k holds the k-th part of the moments of every parameter, in every slot.
         parts = [[(k, p.elements // grid.edp) for k in range(grid.edp)] for p in parameters]

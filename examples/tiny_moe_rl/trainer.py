@@ -40,7 +40,7 @@ class Seen:
     loss: float  # of all ranks
     token_losses: dict[int, Array]  # of the samples that trained here
     received: Array  # int64 [R, L], routed tokens that this rank's experts got
-    ratio: float  # largest |new / old probability - 1| here
+    ratio: float  # largest |new / old probability - 1| of all ranks
 
 
 class Trainer:
@@ -92,6 +92,7 @@ class Trainer:
                 seen.ratio = max(seen.ratio, float(((logprobs.detach() - old).exp() - 1).abs().max()))
             seen.received[row] = [dispatcher.received for dispatcher in self.dispatchers]
         seen.loss = self._sum(sum(part.sum(dtype=np.float64) for part in seen.token_losses.values())) / answer_tokens
+        seen.ratio = self._largest(seen.ratio)
         self._reduce()
         return seen
 
@@ -171,6 +172,11 @@ class Trainer:
         total = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(total)
         return float(total)
+
+    def _largest(self, value: float) -> float:
+        largest = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return float(largest)
 
     # Whole states, in the order of experts, for whatever knows no placement.
 

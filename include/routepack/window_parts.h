@@ -24,4 +24,9 @@ void save_manifest(const std::filesystem::path& manifest, std::span<const std::f
 /// @throws as Window::load, with the same message in all members; InvalidInput for a part that no member finds; PeerLost
 Window load_window(const std::filesystem::path& path, Communicator& team);
 
+/// The windows of all members of a team one after another, in the order of their ranks: each has its own counts and gets
+/// everything else of the others'. For members that counted the samples of their own host.
+/// @throws as Window::join, with the same message in all members; PeerLost
+Window share_window(const Window& mine, Communicator& team);
+
 }  // namespace routepack

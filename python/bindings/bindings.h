@@ -15,6 +15,7 @@ void bind_run(nb::module_& module);           // control and progress of a run
 void bind_plan_reports(nb::module_& module);  // what is known about a plan
 void bind_plan(nb::module_& module);
 void bind_planning(nb::module_& module);  // plan, plan_many
+void bind_team(nb::module_& module);      // windows that a team holds together
 void bind_transfer(nb::module_& module);  // layouts, schedules, engine
 
 }  // namespace routepack::python

@@ -19,5 +19,6 @@ NB_MODULE(_core, module) {
   bind_plan_reports(module);
   bind_plan(module);
   bind_planning(module);
+  bind_team(module);
   bind_transfer(module);
 }

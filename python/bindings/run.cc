@@ -47,6 +47,12 @@ void Switch::layouts_exist() {
   if (cut_) stop_.request_stop();
 }
 
+void Switch::begin_again() {
+  const std::lock_guard lock(mutex_);
+  layouts_exist_ = false;
+  if (!cancelled_) stop_ = std::stop_source();
+}
+
 bool Switch::cancelled() const {
   const std::lock_guard lock(mutex_);
   return cancelled_;
@@ -65,7 +71,6 @@ void Conductor::conduct(const std::function<void()>& work) {
   std::exception_ptr failure;
   const auto guarded = [&] {
     try {
-      leave_if_cancelled();
       work();
     } catch (...) {
       failure = std::current_exception();
@@ -109,7 +114,7 @@ void Conductor::wait_for_worker() {
     }
     if (call_ == nullptr) continue;
     lock.unlock();
-    run_with_gil(*call_);  // the worker waits and keeps it
+    (*call_)();  // the worker waits and keeps it
     lock.lock();
     call_ = nullptr;
     changed_.notify_all();
@@ -118,12 +123,12 @@ void Conductor::wait_for_worker() {
 
 void Conductor::look_for_signals() {
   if (thrown_) return;
-  run_with_gil([] {
+  run_or_cancel([] {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
   });
 }
 
-void Conductor::run_with_gil(const Call& call) noexcept {
+void Conductor::run_or_cancel(const Call& call) noexcept {
   const nb::gil_scoped_acquire gil;
   try {
     if (!thrown_) call();
@@ -133,16 +138,39 @@ void Conductor::run_with_gil(const Call& call) noexcept {
   }
 }
 
-void Conductor::tell(const Call& call) {
+void Conductor::hand_over(const Call& call) {
   if (inline_) {
-    run_with_gil(call);
-  } else {
-    std::unique_lock lock(mutex_);
-    call_ = &call;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return call_ == nullptr; });
+    call();
+    return;
   }
+  std::unique_lock lock(mutex_);
+  call_ = &call;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return call_ == nullptr; });
+}
+
+void Conductor::tell(const Call& call) {
+  hand_over([&] { run_or_cancel(call); });
   leave_if_cancelled();
+}
+
+void Conductor::in_python(const Call& call) {
+  std::exception_ptr failure;
+  hand_over([&] {
+    const nb::gil_scoped_acquire gil;
+    try {
+      call();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
+}
+
+void Conductor::begin_again() {
+  end_->begin_again();
+  layouts_ = 0;
+  best_ = gap_ = kNoLayout;
 }
 
 void Conductor::leave_if_cancelled() const {

@@ -34,6 +34,8 @@ class Switch {
   void cancel();
   /// From now on every window has a layout, and a cut takes effect.
   void layouts_exist();
+  /// Planning begins a second time: a cut waits for layouts again.
+  void begin_again();
   [[nodiscard]] bool cancelled() const;
   [[nodiscard]] std::stop_token token() const { return stop_.get_token(); }
 
@@ -60,9 +62,25 @@ class Conductor : public Observer {
   /// `progress` and `placed` are callables or None. Made with the GIL.
   Conductor(std::shared_ptr<Switch> end, std::int64_t windows, nb::object progress, nb::object placed);
 
+  using Call = std::function<void()>;
+
   /// Takes the GIL off for as long as `work` runs. @throws what `work`, a callable or a signal handler threw
   void conduct(const std::function<void()>& work);
-  [[nodiscard]] RunContext context() { return {this, end_->token()}; }
+  [[nodiscard]] RunContext context(Communicator* team = nullptr) { return {this, end_->token(), team}; }
+
+  // For `work`:
+
+  /// @throws Cancelled
+  void leave_if_cancelled() const;
+  /// Runs `call` in the calling thread with the GIL. @throws what it threw
+  void in_python(const Call& call);
+  /// What a callable or a signal handler threw, if any: the reason why `work` ends.
+  [[nodiscard]] std::exception_ptr thrown() const { return thrown_; }
+  /// Planning begins a second time.
+  void begin_again();
+  [[nodiscard]] std::chrono::milliseconds since_begin() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begun_);
+  }
   /// Milliseconds per phase in order of appearance, and «total».
   std::vector<std::pair<std::string, double>> finish();
 
@@ -72,12 +90,11 @@ class Conductor : public Observer {
 
  private:
   using Clock = std::chrono::steady_clock;
-  using Call = std::function<void()>;
 
   void tell(const Call& call);
-  void run_with_gil(const Call& call) noexcept;
+  void hand_over(const Call& call);
+  void run_or_cancel(const Call& call) noexcept;
   void report_progress(const Progress& progress);
-  void leave_if_cancelled() const;
   void look_for_signals();
   void wait_for_worker();
   void end_phase();

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transfer_callbacks.h"
 
-#include <algorithm>
 #include <utility>
 
+#include "errors.h"
 #include "routepack/error.h"
 
 namespace routepack::python {
 namespace {
-
-/// The last line of what Python says: type and message, in one line.
-std::string one_line(const nb::python_error& error) {
-  std::string text = nb::str(error.value()).c_str();
-  std::ranges::replace(text, '\n', ' ');
-  return std::string(nb::str(error.type().attr("__name__")).c_str()) + (text.empty() ? "" : ": ") + text;
-}
 
 template <class Body>
 auto ask(const Body& body) {

@@ -84,6 +84,16 @@ Window from_arrays(nb::handle lengths, nb::handle counts, std::int64_t top_k, nb
   return {std::move(arrays), std::move(owners)};
 }
 
+/// The counts of a window that was not joined from parts.
+nb::object view_of_counts(nb::handle self, const WindowArrays& arrays) {
+  const auto size = [](std::int64_t value) { return static_cast<std::size_t>(value); };
+  return std::visit(
+      [&](auto counts) {
+        return numpy_view(counts.data(), {size(arrays.samples), size(arrays.layers), size(arrays.experts)}, self);
+      },
+      arrays.counts);
+}
+
 template <class T>
 nb::object view_or_none(nb::handle self, std::span<const T> values, std::vector<std::size_t> shape) {
   if (values.empty()) return nb::none();
@@ -120,7 +130,8 @@ void bind_window(nb::module_& module) {
           "(2, 1, 2)")
       .def_static(
           "load", [](const std::filesystem::path& path) { return Window::load(path); }, nb::arg("path"),
-          nb::call_guard<nb::gil_scoped_release>(), "Maps a window file. Counts are used in place.")
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Maps a window file, or the files that a manifest names. Counts are used in place.")
       .def("save", &Window::save, nb::arg("path"), nb::call_guard<nb::gil_scoped_release>(),
            "Writes a window file, whole or not at all.")
       .def_prop_ro("samples", &Window::samples, "N")
@@ -146,14 +157,28 @@ void bind_window(nb::module_& module) {
       .def_prop_ro(
           "counts",
           [=](Self self) {
-            const WindowArrays& a = window(self).arrays();
-            return std::visit(
-                [&](auto counts) {
-                  return numpy_view(counts.data(), {size(a.samples), size(a.layers), size(a.experts)}, self);
-                },
-                a.counts);
+            // A copy of all of them might not fit into memory.
+            if (const auto parts = window(self).parts(); parts.data() != &window(self)) {
+              throw InvalidInput(
+                  fmt::format("counts: found a window in {} parts, wanted one in one piece; part_counts "
+                              "lists an array per part",
+                              parts.size()));
+            }
+            return view_of_counts(self, window(self).arrays());
           },
-          nb::sig("def counts(self) -> numpy.typing.NDArray[typing.Any]"), "uint16 or uint32 [N, L, E]")
+          nb::sig("def counts(self) -> numpy.typing.NDArray[typing.Any]"),
+          "uint16 or uint32 [N, L, E]; InvalidInput for a window in parts, which has part_counts")
+      .def_prop_ro(
+          "part_counts",
+          [=](Self self) {
+            if (!window(self).counts_here()) throw InvalidInput("part_counts: some counts are in another process");
+            nb::list all;
+            for (const Window& part : window(self).parts()) all.append(view_of_counts(self, part.arrays()));
+            return all;
+          },
+          nb::sig("def part_counts(self) -> list[numpy.typing.NDArray[typing.Any]]"),
+          "uint16 or uint32 [N_k, L, E] of each part, in the order of the samples; of a window that is not in parts, "
+          "its counts alone")
       .def_prop_ro(
           "lengths",
           [=](Self self) {

@@ -41,6 +41,7 @@ from routepack._errors import (
     InternalError,
     InvalidInput,
     IoError,
+    PeerLost,
     RoutePackWarning,
 )
 from routepack._future import PlanFuture
@@ -72,6 +73,7 @@ __all__ = [
     "InvalidInput",
     "IoError",
     "Observation",
+    "PeerLost",
     "Placement",
     "PlacementReport",
     "Plan",

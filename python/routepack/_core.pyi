@@ -7,6 +7,8 @@ from typing import Any
 import numpy
 import numpy.typing
 
+import routepack.team.communicator
+
 
 version: str = '0.1.0'
 
@@ -34,7 +36,9 @@ class Window:
 
     @staticmethod
     def load(path: str | os.PathLike) -> Window:
-        """Maps a window file. Counts are used in place."""
+        """
+        Maps a window file, or the files that a manifest names. Counts are used in place.
+        """
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes a window file, whole or not at all."""
@@ -73,7 +77,15 @@ class Window:
 
     @property
     def counts(self) -> numpy.typing.NDArray[Any]:
-        """uint16 or uint32 [N, L, E]"""
+        """
+        uint16 or uint32 [N, L, E]; InvalidInput for a window in parts, which has part_counts
+        """
+
+    @property
+    def part_counts(self) -> list[numpy.typing.NDArray[Any]]:
+        """
+        uint16 or uint32 [N_k, L, E] of each part, in the order of the samples; of a window that is not in parts, its counts alone
+        """
 
     @property
     def lengths(self) -> Any:
@@ -1043,7 +1055,7 @@ class Plan:
 
     def __repr__(self) -> str: ...
 
-def plan(window: Window, topology: Topology, *, capacity: int, cost: CostModel, constraints: Constraints | None = None, params: PlanParams | None = None, current: Placement | Plan | None = None, sync: str = 'step', progress: Callable[[Progress], object] | None = None, placed: Callable[[Placement], object] | None = None, control: PlanControl | None = None) -> Plan:
+def plan(window: Window, topology: Topology, *, capacity: int, cost: CostModel, constraints: Constraints | None = None, params: PlanParams | None = None, current: Placement | Plan | None = None, sync: str = 'step', progress: Callable[[Progress], object] | None = None, placed: Callable[[Placement], object] | None = None, control: PlanControl | None = None, team: routepack.team.communicator.Communicator | None = None, on_lost: str = 'raise') -> Plan:
     """
     Plans one optimizer step: where every expert lives, and in which row and slot every sample trains.
 
@@ -1056,8 +1068,13 @@ def plan(window: Window, topology: Topology, *, capacity: int, cost: CostModel, 
     :param placed: told where experts go, before the search for a layout; final unless the placement is joint,
         and then with params.two_batches final for the first batch of moves
     :param control: ends the plan from another thread
+    :param team: processes that plan this together, each with the same arguments: a `routepack.team.Communicator`.
+        All get the plan of one process alone. A cut in one of them ends the search of all, a cancel all planning
+    :param on_lost: when a rank of the team is lost: 'raise' PeerLost, or plan 'alone', with a warning, in what time
+        is left of the deadline; without a deadline that is the team's plan
     :raises InfeasibleError: when no layout exists; the message says why and what would help
-    :raises Cancelled: when the control said so
+    :raises Cancelled: when the control said so, here or in another rank of the team
+    :raises PeerLost: naming a rank of the team that is gone, silent, or has left with an exception of its own
 
     >>> import numpy as np
     >>> counts = np.array([[[3, 1]], [[0, 4]], [[2, 2]], [[1, 3]]], dtype=np.uint16)
@@ -1068,7 +1085,7 @@ def plan(window: Window, topology: Topology, *, capacity: int, cost: CostModel, 
     (1, [])
     """
 
-def plan_many(windows: Sequence[Window], topology: Topology, *, capacity: int, cost: CostModel, constraints: Constraints | None = None, params: PlanParams | None = None, current: Placement | Plan | None = None, sync: str = 'step', progress: Callable[[Progress], object] | None = None, placed: Callable[[Placement], object] | None = None, control: PlanControl | None = None) -> list[Plan]:
+def plan_many(windows: Sequence[Window], topology: Topology, *, capacity: int, cost: CostModel, constraints: Constraints | None = None, params: PlanParams | None = None, current: Placement | Plan | None = None, sync: str = 'step', progress: Callable[[Progress], object] | None = None, placed: Callable[[Placement], object] | None = None, control: PlanControl | None = None, team: routepack.team.communicator.Communicator | None = None, on_lost: str = 'raise') -> list[Plan]:
     """
     Plans several optimizer steps of one rollout batch that share a placement: experts move once, and each
     window gets a layout of its own. Options as those of `plan`. A cut takes effect once every window has a
@@ -1081,6 +1098,21 @@ def plan_many(windows: Sequence[Window], topology: Topology, *, capacity: int, c
     >>> first, second = plan_many([window, window], Topology(dp=2, ep=2), capacity=8, cost=cost)
     >>> first.placement == second.placement
     True
+    """
+
+def load_window(path: str | os.PathLike, team: routepack.team.communicator.Communicator) -> Window:
+    """
+    The window at path, by all members of a team together. Of a manifest each reads some parts and gets all but the
+    counts of the others; another file is read by all. Only rank 0 needs the manifest, and a part only somebody.
+
+    :raises InvalidInput: the same in all members, also for a part that nobody finds
+    """
+
+def share_window(window: Window, team: routepack.team.communicator.Communicator) -> Window:
+    """
+    The windows of all members one after another, by rank. Each has its own counts; all know everything else.
+
+    :raises InvalidInput: the same in all members, for windows that do not go together
     """
 
 class ExpertParameter:

@@ -45,5 +45,22 @@ class InfeasibleError(Error):
         return f"no layout: {self.reason}; what would help: {self.remedy}"
 
 
+class PeerLost(Error, ConnectionError):
+    """Another rank of a team, or the way to it, is gone: dead, silent for too long, or it left on its own account.
+
+    >>> error = PeerLost(3, "it was silent for 60 s")
+    >>> error.rank, str(error)
+    (3, 'rank 3 is lost: it was silent for 60 s')
+    """
+
+    def __init__(self, rank: int, what: str) -> None:
+        super().__init__(f"rank {rank} is lost: {what}")
+        self.rank = rank
+        self.what = what
+
+    def __reduce__(self) -> tuple[type[PeerLost], tuple[int, str]]:
+        return type(self), (self.rank, self.what)
+
+
 class RoutePackWarning(UserWarning):
     """Something that works and is not as it should be."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import threading
 import warnings
@@ -28,6 +29,7 @@ from routepack._critical_path import CriticalPath, critical_path
 from routepack._errors import Error, InvalidInput, RoutePackWarning
 from routepack._future import PlanFuture, _settle
 from routepack._observation import Observation, compare_loads
+from routepack.team.communicator import Communicator
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,15 @@ class Planner:
         current: Placement | Plan | None = None,
         sync: str = "step",
         progress: Callable[[Progress], object] | None = None,
+        team: Communicator | None = None,
+        on_lost: str = "raise",
     ) -> None:
-        """`progress` is called in the planner's thread, as that of `plan`."""
+        """`progress` is called in the planner's thread, as that of `plan`.
+
+        :param team: processes whose planners make each step together: all submit the same steps in the same order, and
+            nobody else uses the team meanwhile. A step that one of them cancels is cancelled for all
+        :param on_lost: 'raise' PeerLost, or plan 'alone' from then on, as in `plan`
+        """
         self._topology = topology
         self._options: dict[str, Any] = {
             "capacity": capacity,
@@ -84,6 +93,8 @@ class Planner:
             "sync": sync,
             "progress": progress,
         }
+        if team is not None:
+            self._options |= {"team": team, "on_lost": on_lost}
         self._current = _placement(current)
         self._last: PlanFuture | None = None
         self._closed = False
@@ -231,6 +242,8 @@ class Planner:
         future = job.future
         if not future._begin():
             future.set_running_or_notify_cancel()
+            if "team" in job.options:
+                _tell_cancelled(job)
             return
         made = plan(
             job.window, job.topology, current=current, placed=future._place, control=future._control, **job.options
@@ -250,6 +263,13 @@ class Planner:
             _settle(future._predicted, lambda waiting: waiting.set_exception(failure))
         else:
             _settle(future._predicted, lambda waiting: waiting.set_result(loads))
+
+
+def _tell_cancelled(job: _Job) -> None:
+    """The others of the team wait for this step: they hear of it from a plan that ends as it begins."""
+    job.future._control.cancel()
+    with contextlib.suppress(Exception):
+        plan(job.window, job.topology, control=job.future._control, **job.options)
 
 
 def _placement(where: Placement | Plan | None) -> Placement | None:

@@ -98,12 +98,19 @@ def test_a_short_run_moves_experts_and_predicts_the_tokens_of_every_rank(whole):
     assert "moved" in whole.out and "hidden" in whole.out
 
 
-def test_losses_and_gradients_are_those_of_training_without_routepack(whole):
-    worst = json.loads(run("compare.py", str(whole.rollouts), "--capacity", "128"))
+DIFFERENCES = ("loss", "token_losses", "gradient_of_a_tensor", "gradient")
+# Only rounding may differ: in float64 a wrong term has nothing to hide behind.
+BOUNDS = {"float32": 1e-5, "float64": 1e-12}
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_losses_and_gradients_are_those_of_training_without_routepack(whole, dtype):
+    worst = json.loads(run("compare.py", str(whole.rollouts), "--capacity", "128", "--dtype", dtype))
     print(worst)
     assert worst["steps"] == 5 and worst["moved_experts"] > 0
-    for name in ("loss", "token_losses", "gradient_of_a_tensor", "gradient"):
-        assert 0 < worst[name] < 1e-5, name
+    for name in DIFFERENCES:
+        assert worst[name] < BOUNDS[dtype], name
+    assert worst["gradient"] > 0, "another order of additions"
 
 
 def test_without_routepack_nothing_moves_and_recorded_rollouts_give_the_same_start(whole, tmp_path):
@@ -256,13 +263,16 @@ def test_fifty_recorded_steps_agree_to_a_hundred_thousandth(tmp_path):
     assert len(steps) == 50 and all(now["as_predicted"] for now in steps)
     busiest, before = (sum(now[name] for now in steps) for name in ("busiest", "busiest_before"))
     assert busiest < 0.95 * before
-    worst = json.loads(run("compare.py", str(rollouts), patience=1800))
-    print(worst, busiest / before - 1)
-    assert worst["steps"] == 50
-    for name in ("loss", "token_losses", "gradient"):
-        assert 0 < worst[name] < 1e-5, name
-    # Seen: one router in one pass of a hundred at 1.7e-5, everything else within 6.3e-6.
-    assert 0 < worst["gradient_of_a_tensor"] < 1e-4
+    for dtype, bound in BOUNDS.items():
+        worst = json.loads(run("compare.py", str(rollouts), "--dtype", dtype, patience=1800))
+        print(dtype, worst, busiest / before - 1)
+        assert worst["steps"] == 50
+        for name in DIFFERENCES:
+            # In fp32 a rare token that makes most of a gradient may be off by more, without RoutePack too (README.md).
+            margin = 10 if dtype == "float32" and "gradient" in name else 1
+            assert worst[name] < margin * bound, (dtype, name)
+        assert worst["passes"] == 100 and worst["passes_beyond_1e-5"] <= (5 if dtype == "float32" else 0)
+        assert worst["gradient"] > 0, "another order of additions"
 
 
 @pytest.mark.skipif(not LONG, reason="only in make check-long")

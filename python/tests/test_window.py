@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import gc
+import json
 import weakref
 from typing import Any
 
@@ -144,6 +145,55 @@ def test_a_window_loaded_from_a_file_outlives_the_file(root, tmp_path):
     path.unlink()
     gc.collect()
     assert counts.tolist() == [[[1, 2, 2]], [[0, 6, 0]]]
+
+
+def in_parts(folder: Any) -> Any:
+    """The two samples in files of their own, with other types, and a manifest of them."""
+    parts = []
+    for k, dtype in enumerate(("uint16", "uint32")):
+        part = routepack.Window.from_arrays(
+            lengths=arrays()["lengths"][k : k + 1], counts=arrays()["counts"][k : k + 1].astype(dtype), top_k=1
+        )
+        part.save(folder / f"part{k}")
+        parts.append({"path": f"part{k}", "samples": 1, "fingerprint": part.fingerprint})
+    manifest = folder / "manifest.json"
+    manifest.write_text(json.dumps({"format": "routepack.manifest/1", "parts": parts}), encoding="utf-8")
+    return manifest
+
+
+def test_a_manifest_is_loaded_as_the_window_that_it_names(tmp_path):
+    window = routepack.Window.load(in_parts(tmp_path))
+    assert (window.samples, window.layers, window.experts, window.top_k) == (2, 1, 3, 1)
+    assert window.lengths.tolist() == [5, 6]
+    window.save(tmp_path / "joined")
+    joined = routepack.Window.load(tmp_path / "joined")
+    np.testing.assert_array_equal(joined.counts, arrays()["counts"])
+    assert joined.fingerprint == routepack.Window.from_arrays(**arrays()).fingerprint != window.fingerprint
+
+
+def test_counts_of_a_window_in_parts_are_an_array_per_part(tmp_path):
+    window = routepack.Window.load(in_parts(tmp_path))
+    with pytest.raises(routepack.InvalidInput, match="counts: found a window in 2 parts, .* part_counts lists"):
+        _ = window.counts
+    first, second = window.part_counts
+    del window
+    gc.collect()
+    assert (first.dtype, second.dtype) == (np.uint16, np.uint32)
+    assert (first.tolist(), second.tolist()) == ([[[1, 2, 2]]], [[[0, 6, 0]]])
+    assert not first.flags.writeable
+    whole = routepack.Window.from_arrays(**arrays())
+    (only,) = whole.part_counts
+    assert np.shares_memory(only, whole.counts) and only.shape == (2, 1, 3)
+
+
+def test_a_manifest_that_is_wrong_is_refused(tmp_path):
+    manifest = in_parts(tmp_path)
+    (tmp_path / "part1").unlink()
+    with pytest.raises(routepack.IoError, match="part1: cannot open for reading"):
+        routepack.Window.load(manifest)
+    routepack.Window.load(tmp_path / "part0").save(tmp_path / "part1")
+    with pytest.raises(routepack.InvalidInput, match="part1: fingerprint: found xxh3:.*manifest.json says"):
+        routepack.Window.load(manifest)
 
 
 COUNTS = arrays()["counts"]

@@ -33,6 +33,7 @@ void add_score(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_generate(CLI::App& app, Action& action);
+void add_manifest(CLI::App& app, Action& action);
 void add_compare(CLI::App& app, Action& action);
 void add_transfer(CLI::App& app, Action& action);
 void add_simulate(CLI::App& app, Action& action);

@@ -50,6 +50,7 @@ int run(int argc, char** argv) {
   add_inspect(app, action);
   add_compare(app, action);
   add_generate(app, action);
+  add_manifest(app, action);
   add_transfer(app, action);
   add_simulate(app, action);
   add_those_of_python(app, action);

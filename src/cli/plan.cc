@@ -57,10 +57,20 @@ struct PlanArguments {
   [[nodiscard]] bool speaks() const { return transport == nullptr || transport->rank() == 0; }
 };
 
+/// What a phase took, and what the team's link sent in it.
+struct PhaseCosts {
+  std::string name;
+  double ms = 0.0;
+  std::int64_t sent_bytes = 0;
+};
+
 /// Measures phases, shows them on a terminal, and passes Ctrl-C on.
 class Stopwatch : public Observer {
  public:
-  Stopwatch() : watch_([this](const std::stop_token& over) { watch(over); }) { begin("load"); }
+  explicit Stopwatch(const TeamLink* team)
+      : team_(team), watch_([this](const std::stop_token& over) { watch(over); }) {
+    begin("load");
+  }
 
   void phase_begins(Phase phase) override { begin(std::string(kPhaseNames[static_cast<std::size_t>(phase)])); }
   void level_ends(const SearchProgress& at) override {
@@ -75,13 +85,16 @@ class Stopwatch : public Observer {
     warn(message);
   }
 
-  /// Ends the last phase. Milliseconds per phase in order, and «total».
-  std::vector<std::pair<std::string, double>> finish() {
+  /// Ends the last phase: the phases in order, and «total».
+  std::vector<PhaseCosts> finish() {
     end();
     line_.clear();
-    double total = 0.0;
-    for (const auto& [name, ms] : phases_) total += ms;
-    phases_.emplace_back("total", total);
+    PhaseCosts total{.name = "total"};
+    for (const PhaseCosts& phase : phases_) {
+      total.ms += phase.ms;
+      total.sent_bytes += phase.sent_bytes;
+    }
+    phases_.push_back(total);
     return std::move(phases_);
   }
 
@@ -90,12 +103,16 @@ class Stopwatch : public Observer {
   void begin(const std::string& name) {
     end();
     if (line_.shown()) line_.say(fmt::format("planning: {} …", name));
-    if (phases_.empty() || phases_.back().first != name) phases_.emplace_back(name, 0.0);
+    const auto known = std::ranges::find(phases_, name, &PhaseCosts::name);  // a second try goes through them again
+    now_ = static_cast<std::size_t>(known - phases_.begin());
+    if (known == phases_.end()) phases_.push_back({.name = name});
     started_ = Clock::now();
+    sent_before_ = team_ == nullptr ? 0 : team_->sent_bytes();
   }
   void end() {
     if (phases_.empty()) return;
-    phases_.back().second += std::chrono::duration<double, std::milli>(Clock::now() - started_).count();
+    phases_[now_].ms += std::chrono::duration<double, std::milli>(Clock::now() - started_).count();
+    if (team_ != nullptr) phases_[now_].sent_bytes += team_->sent_bytes() - sent_before_;
   }
 
   /// Passes Ctrl-C on within a blink, whatever the planner is doing.
@@ -109,10 +126,13 @@ class Stopwatch : public Observer {
     }
   }
 
+  const TeamLink* team_;
   ProgressLine line_;
   std::stop_source stop_;
-  std::vector<std::pair<std::string, double>> phases_;
+  std::vector<PhaseCosts> phases_;
+  std::size_t now_ = 0;
   Clock::time_point started_;
+  std::int64_t sent_before_ = 0;
   std::jthread watch_;  // last: it uses the others
 };
 
@@ -154,15 +174,19 @@ struct Report {
 };
 
 Planned describe_plan(const PlanArguments& args, const fs::path& path, const Instance& instance,
-                      const Placement& before, Plan plan, std::vector<std::pair<std::string, double>> timings) {
+                      const Placement& before, Plan plan, const std::vector<PhaseCosts>& costs) {
   Planned planned{.instance = &instance,
                   .window_path = path,
                   .plan_path = plan_path_for(args, path),
                   .record = make_record(instance, args.setup.params, plan),
                   .hash = {},
                   .plan = std::move(plan),
-                  .before = baseline(instance, before, args.team.get())};
-  planned.record.timings_ms = std::move(timings);
+                  .before = baseline(instance, before, args.team.get()),
+                  .sent_bytes = {}};
+  for (const PhaseCosts& phase : costs) {
+    planned.record.timings_ms.emplace_back(phase.name, phase.ms);
+    if (args.team && phase.name != "total") planned.sent_bytes.emplace_back(phase.name, phase.sent_bytes);
+  }
   return planned;
 }
 
@@ -224,7 +248,7 @@ void warn_of_models(const Stopwatch& watch, const PlanParams& params, const Wind
 /// Plans windows that share a placement; one alone shares it with nobody. Nothing is written unless all plans exist.
 void plan_windows(const PlanArguments& args, std::span<const std::string> paths, std::optional<Placement>& current,
                   Report& report) {
-  Stopwatch watch;
+  Stopwatch watch(args.team.get());
   std::vector<Window> windows;
   windows.reserve(paths.size());  // instances point into it
   std::vector<Instance> instances;
@@ -241,7 +265,7 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
   }
   auto result = make_plans(asked, args.setup.params, current ? &*current : nullptr,
                            {.observer = &watch, .stop = watch.token(), .team = args.team.get()});
-  const auto timings = watch.finish();
+  const auto costs = watch.finish();
   if (const auto* why = std::get_if<Infeasible>(&result)) {
     throw InfeasibleError(fmt::format("{}: no layout: {}; what would help: {}",
                                       paths.size() == 1 ? paths[0] : "windows", why->reason, why->remedy));
@@ -252,7 +276,7 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
               : Placement::identity(windows[0].layers(), windows[0].experts(), instances[0].topology.ranks());
   std::vector<Planned> planned;
   for (std::size_t k = 0; k < plans.size(); ++k) {
-    planned.push_back(describe_plan(args, paths[k], instances[k], before, std::move(plans[k]), timings));
+    planned.push_back(describe_plan(args, paths[k], instances[k], before, std::move(plans[k]), costs));
   }
   current = planned.back().plan.placement;
   if (args.speaks()) write_plans(args, planned, report);

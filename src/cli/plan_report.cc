@@ -185,6 +185,11 @@ std::string notes_text(const Planned& planned) {
   for (const auto& [name, ms] : planned.record.timings_ms)
     times += fmt::format("{}{} {:.1f}", times.empty() ? "" : ", ", name, ms);
   print("  time in ms: {}\n", times);
+  if (!planned.sent_bytes.empty()) {
+    std::int64_t sent = 0;
+    for (const auto& [name, bytes] : planned.sent_bytes) sent += bytes;
+    print("  rank 0 sent {} bytes\n", with_commas(sent));
+  }
   return wrapped(text) + fmt::format("  plan: {}  {}\n", planned.plan_path.string(), planned.hash);
 }
 
@@ -235,6 +240,11 @@ Json planned_json(const Planned& planned) {
   Json timings = Json::object();
   for (const auto& [name, ms] : record.timings_ms) timings[name] = ms;
   json["timings_ms"] = timings;
+  if (!planned.sent_bytes.empty()) {
+    Json sent = Json::object();
+    for (const auto& [name, bytes] : planned.sent_bytes) sent[name] = bytes;
+    json["sent_bytes"] = sent;
+  }
   if (planned.before) {
     json["baseline"] = {{"rows", planned.before->rows},
                         {"score", score_json(planned.before->evaluation.score)},

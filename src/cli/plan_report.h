@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/json.h"
 #include "routepack/instance.h"
@@ -29,6 +31,8 @@ struct Planned {
   std::string hash;
   Plan plan;
   std::optional<Baseline> before;
+  /// Of a team: bytes that this process sent, per phase; else empty.
+  std::vector<std::pair<std::string, std::int64_t>> sent_bytes;
 };
 
 /// Nothing when first fit finds no layout. Members of a team, if there is one, call it together.

@@ -10,7 +10,16 @@
 #include <thread>
 #include <utility>
 
+#include "core/bytes.h"
+#include "routepack/error.h"
+
 namespace routepack {
+namespace {
+
+/// In front of notes that name a lost member.
+constexpr std::uint64_t kLostNote = 0x74736f4c6d616554;  // «TeamLost»
+
+}  // namespace
 
 /// One message to every other member and one from each. It outlives a failed call: the transport may still touch it.
 struct TeamLink::Mail {
@@ -90,6 +99,34 @@ void TeamLink::sum(std::span<std::int32_t> values) {
   sum_in_parts(values);
 }
 
+/// Tells the others who is lost, so that all end with one name. Best effort.
+void TeamLink::tell_of_lost(std::int32_t lost) {
+  if (lost == rank()) return;  // nobody hears this rank
+  std::vector<std::byte> note;
+  put(note, kLostNote);
+  put(note, lost);
+  try {
+    for (std::int32_t peer = 0; peer < ranks(); ++peer) {
+      if (peer != rank() && peer != lost) transport_.post(peer, note);
+    }
+  } catch (const Error&) {
+    // They will notice by themselves, later.
+  }
+}
+
+/// Who is lost, as another member says.
+std::optional<PeerLost> TeamLink::heard_of_lost() {
+  while (const auto note = transport_.note()) {
+    if (note->bytes.size() != sizeof kLostNote + sizeof(std::int32_t)) continue;
+    ByteReader reader(note->bytes);
+    if (reader.get<std::uint64_t>() != kLostNote) continue;
+    const auto lost = reader.get<std::int32_t>();
+    return PeerLost(lost, lost == rank() ? fmt::format("rank {} took this rank, {}, for lost", note->from, lost)
+                                         : fmt::format("rank {} is lost, as rank {} says", lost, note->from));
+  }
+  return std::nullopt;
+}
+
 void TeamLink::exchange(Mail& mail) {
   struct Pending {
     Transport::Ticket ticket;
@@ -99,10 +136,7 @@ void TeamLink::exchange(Mail& mail) {
   // A message to nobody is none; both sides know its size.
   std::vector<Pending> pending;
   const auto shared = std::make_shared<Mail>(std::move(mail));
-  const auto fail = [&](std::int32_t peer, const std::string& why) {
-    transport_.keep(shared);
-    throw PeerLost(peer, why);
-  };
+  std::optional<PeerLost> heard;
   try {
     for (std::int32_t peer = 0; peer < ranks(); ++peer) {
       if (peer == rank()) continue;
@@ -117,16 +151,19 @@ void TeamLink::exchange(Mail& mail) {
     while (!pending.empty()) {
       std::erase_if(pending, [&](const Pending& message) { return transport_.poll(message.ticket); });
       if (pending.empty()) break;
+      heard = heard_of_lost();
+      if (heard) throw PeerLost(*heard);
       if (std::chrono::steady_clock::now() > last) {
         const Pending& message = pending.front();
-        fail(message.peer,
-             fmt::format("rank {} {} for {:.1f} s", message.peer, message.receives ? "was silent" : "took no message",
-                         std::chrono::duration<double>(limit_).count()));
+        throw PeerLost(message.peer, fmt::format("rank {} {} for {:.1f} s", message.peer,
+                                                 message.receives ? "was silent" : "took no message",
+                                                 std::chrono::duration<double>(limit_).count()));
       }
       std::this_thread::yield();
     }
-  } catch (const PeerLost&) {
+  } catch (const PeerLost& error) {
     transport_.keep(shared);
+    if (!heard) tell_of_lost(error.rank());
     throw;
   }
   mail = std::move(*shared);

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -13,7 +14,8 @@
 
 namespace routepack {
 
-/// Everyone sends to everyone. Teams are as large as the hosts of a job, not as its accelerators.
+/// Everyone sends to everyone. Who misses a member tells the others by a note, so that all end with the same name.
+/// Teams are as large as the hosts of a job, not as its accelerators.
 class TeamLink final : public Communicator {
  public:
   /// @param limit how long a call waits for a silent member; longer than the longest piece of work between two calls
@@ -35,6 +37,8 @@ class TeamLink final : public Communicator {
   template <class T>
   void sum_in_parts(std::span<T> values);
   void exchange(Mail& mail);
+  void tell_of_lost(std::int32_t lost);
+  std::optional<PeerLost> heard_of_lost();
 
   Transport& transport_;
   std::chrono::milliseconds limit_;

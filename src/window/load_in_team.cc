@@ -204,4 +204,25 @@ Window load_window(const fs::path& path, Communicator& team) {
   return Window::join(std::move(all), names, team.ranks() > 1);
 }
 
+Window share_window(const Window& mine, Communicator& team) {
+  std::vector<Window> own;
+  const auto told = tell_all(team, [&](Bytes& out) {
+    if (!mine.whole()) throw InvalidInput("window: found counts in another process, wanted a window of one's own");
+    for (const Window& part : mine.parts()) own.push_back(part.with_fingerprint());
+    put(out, own.size());
+    for (const Window& part : own) put_part(out, part);
+  });
+  std::vector<Window> all;
+  std::vector<std::string> names;
+  for (std::size_t r = 0; r < told.size(); ++r) {
+    ByteReader reader = reader_of(told[r]);
+    const auto parts = reader.get<std::size_t>();
+    for (std::size_t k = 0; k < parts; ++k) {
+      names.push_back(fmt::format("window of rank {}", r));
+      all.push_back(r == static_cast<std::size_t>(team.rank()) ? own[k] : get_part(reader, names.back()));
+    }
+  }
+  return Window::join(std::move(all), names, team.ranks() > 1);
+}
+
 }  // namespace routepack

@@ -9,7 +9,7 @@ import pytest
 import windowkit
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SUBCOMMANDS = ("plan", "score", "verify", "inspect", "compare", "generate", "transfer", "simulate")
+SUBCOMMANDS = ("plan", "score", "verify", "inspect", "compare", "generate", "manifest", "transfer", "simulate")
 LONG_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
 
 

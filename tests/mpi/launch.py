@@ -56,17 +56,18 @@ def flavours() -> list[str]:
     return [f for f in LAUNCHERS if shutil.which(LAUNCHERS[f]) and program("transport_check", f).exists()]
 
 
-def command(flavour: str, ranks: int, argv: list, *, recovery: bool = False) -> list[str]:
+def command(flavour: str, ranks: int, argv: list, *, recovery: bool = False, options=()) -> list[str]:
+    """The launcher with its arguments; `options` are further ones of its own."""
     if flavour == "openmpi":
         # Without --mca orte_abort_on_non_zero_status 0 the first survivor that ends with another status ends the rest.
         more = ["--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0"] if recovery else []
-        return [LAUNCHERS[flavour], *more, "--oversubscribe", "-np", str(ranks), *map(str, argv)]
+        return [LAUNCHERS[flavour], *more, *options, "--oversubscribe", "-np", str(ranks), *map(str, argv)]
     if recovery:
         # Hydra kills the other ranks of a host all the same when it sees that one ended by a signal, and sends them
         # SIGUSR1 when one closed its connection. A shell around each rank makes an exit status of the signal.
         argv = ["/bin/sh", "-c", "trap '' USR1; \"$@\"; exit $?", "rank", *argv]
     more = ["-disable-auto-cleanup"] if recovery else []
-    return [LAUNCHERS[flavour], *more, "-n", str(ranks), *map(str, argv)]
+    return [LAUNCHERS[flavour], *more, *options, "-n", str(ranks), *map(str, argv)]
 
 
 def environment(flavour: str, folder: str, *, tcp: bool = False) -> dict[str, str]:
@@ -111,20 +112,38 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def launch(flavour, ranks, argv, *, recovery=False, timeout, env=None, tcp=False, grace=5.0) -> Job:
-    """Runs a job. After the launcher has ended, or `timeout` seconds, what is left of it has `grace` seconds to go."""
+def wait(launcher: subprocess.Popen, timeout: float, until) -> int | None:
+    """The launcher's status; None when `until` says before that the job is over. @raises subprocess.TimeoutExpired"""
+    if until is None:
+        return launcher.wait(timeout)
+    last = time.monotonic() + timeout
+    while (status := launcher.poll()) is None and not until():
+        if time.monotonic() > last:
+            raise subprocess.TimeoutExpired(launcher.args, timeout)
+        time.sleep(0.01)
+    return status
+
+
+def launch(flavour, ranks, argv, *, recovery=False, timeout, env=None, tcp=False, grace=5.0, prefix=(), options=(),
+           until=None) -> Job:
+    """Runs a job. After the launcher has ended, or `timeout` seconds, what is left of it has `grace` seconds to go.
+
+    `prefix` stands in front of the launcher, `options` are further ones of its own. `until` is called again and again
+    while the job runs; when it says true, all of the job is killed.
+    """
     mark = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="rp", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
         variables = environment(flavour, folder, tcp=tcp) | {MARK: mark} | (env or {})
         with open(os.path.join(folder, "out"), "w+b") as out, open(os.path.join(folder, "err"), "w+b") as err:
             started = time.monotonic()
-            launcher = subprocess.Popen(command(flavour, ranks, argv, recovery=recovery), env=variables, stdout=out,
-                                        stderr=err, stdin=subprocess.DEVNULL, start_new_session=True)
+            line = [*prefix, *command(flavour, ranks, argv, recovery=recovery, options=options)]
+            launcher = subprocess.Popen(line, env=variables, stdout=out, stderr=err, stdin=subprocess.DEVNULL,
+                                        start_new_session=True)
             leftovers = {}
             try:
-                returncode = launcher.wait(timeout)
+                returncode = wait(launcher, timeout, until)
                 patience = time.monotonic() + grace
-                while (leftovers := marked(mark)) and time.monotonic() < patience:
+                while returncode is not None and (leftovers := marked(mark)) and time.monotonic() < patience:
                     time.sleep(0.02)
             except subprocess.TimeoutExpired:
                 returncode = None

@@ -50,6 +50,63 @@ def test_what_is_wrong_is_said_once(flavour, tmp_path):
     assert not (tmp_path / "x.json").exists()
 
 
+SMALL = ["--dp", 4, "--ep", 4, "--cap", 16384, "--effort", "fast", "--seed", 3, *OPTIONS[-2:]]
+
+
+@pytest.fixture
+def in_parts(tmp_path):
+    """A manifest of five parts."""
+    run([ROUTEPACK, "generate", "--model", "gpt-oss-20b", "--prompts", 10, "--rollouts", 4, "--parts", 5,
+         "-o", tmp_path / "window"])  # fmt: skip
+    return tmp_path / "window" / "manifest.json"
+
+
+def run(argv):
+    return subprocess.run([*map(str, argv)], check=True, capture_output=True, text=True).stdout
+
+
+def hash_in_parts(manifest, plan):
+    return json.loads(run([ROUTEPACK, "score", manifest, plan, "--json"]))["hash"]
+
+
+def test_a_window_in_parts_is_planned_by_ranks_as_by_one_process(flavour, in_parts, tmp_path):
+    alone = tmp_path / "alone.json"
+    run([ROUTEPACK, "plan", in_parts, *SMALL, "-o", alone])
+    for ranks in (2, 3, 6):  # of six one has nothing to read
+        plan = tmp_path / f"{ranks}.json"
+        argv = [launch.program("routepack", flavour), "plan", in_parts, *SMALL, "-o", plan]
+        launch.launch(flavour, ranks, argv, timeout=120).check()
+        assert hash_in_parts(in_parts, plan) == hash_in_parts(in_parts, alone), f"{ranks} ranks"
+
+
+def on_hosts_of_their_own(flavour, tmp_path, argv):
+    """A command line for ranks that stand in folders r0, r1, …"""
+    variable = {"openmpi": "OMPI_COMM_WORLD_RANK", "mpich": "PMI_RANK"}[flavour]
+    return ["/bin/sh", "-c", f'cd "$0/r${variable}" && exec "$@"', tmp_path, *argv]
+
+
+def test_no_rank_needs_to_see_all_parts(flavour, in_parts, tmp_path):
+    for rank in range(3):
+        (tmp_path / f"r{rank}").mkdir()
+    for part, rank in enumerate((2, 0, 2, 1, 1)):
+        name = f"part-{part:04}.safetensors"
+        (tmp_path / f"r{rank}" / name).write_bytes((in_parts.parent / name).read_bytes())
+    (tmp_path / "r0" / "manifest.json").write_bytes(in_parts.read_bytes())  # the first rank's is enough
+    alone, plan = tmp_path / "alone.json", tmp_path / "plan.json"
+    run([ROUTEPACK, "plan", in_parts, *SMALL, "-o", alone])
+    argv = [launch.program("routepack", flavour), "plan", "manifest.json", *SMALL, "-o", plan]
+    launch.launch(flavour, 3, on_hosts_of_their_own(flavour, tmp_path, argv), timeout=120).check()
+    assert hash_in_parts(in_parts, plan) == hash_in_parts(in_parts, alone)
+
+    plan.unlink()
+    (tmp_path / "r1" / "part-0003.safetensors").unlink()
+    job = launch.launch(flavour, 3, on_hosts_of_their_own(flavour, tmp_path, argv), timeout=120)
+    assert job.returncode not in (None, 0) and job.leftovers == []
+    said = 'routepack: error: manifest.json: parts[3]: path: found "part-0003.safetensors" on none of the 3 ranks'
+    assert job.stderr.count(said) == 1, job.stderr  # by the first rank; others may say it with their number
+    assert not plan.exists()
+
+
 def check(flavour, ranks, folder, victim, phase):
     folder.mkdir()
     argv = [launch.program("plan_check", flavour), folder, victim, phase]

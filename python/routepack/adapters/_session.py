@@ -118,6 +118,7 @@ class Session:
         :param planner: instead of a process of its own
         :raises InvalidInput: for a cost file or placement that cannot be read
         """
+        settings.need_mover()
         self.settings = settings
         self.framework = framework
         self.epoch = 0  #: moves so far
@@ -158,6 +159,20 @@ class Session:
         with self._lock:
             self._current = None if physical_to_logical is None else np.array(physical_to_logical, dtype=np.int32)
             self._last = None
+
+    def resume(self, physical_to_logical: npt.NDArray[np.int32] | None, epoch: int) -> None:
+        """Where experts are, when others know better: after a checkpoint was loaded, or a move failed elsewhere."""
+        self.current = physical_to_logical
+        self.epoch = epoch
+
+    def not_moved(self, text: str) -> None:
+        """Experts stayed where they were though the layout is in use already: warned about and counted as a step
+        without moves. Call `resume` as well."""
+        with self._lock:
+            self._fallbacks += self.metrics.get("routepack/fallback", 0.0) == 0.0
+            self.metrics["routepack/fallback"] = float(Reason.PLACEMENT)
+            self.metrics["routepack/fallbacks"] = float(self._fallbacks)
+            self._warn(f"{self.framework}, step {self._steps}: experts were not moved, the layout is used: {text}")
 
     def run(
         self,

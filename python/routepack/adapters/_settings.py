@@ -36,8 +36,8 @@ class Settings:
     allow: tuple[str, ...] = ()  #: settings of the framework that are refused otherwise, by name
     max_missing: float = 0.5  #: share of samples that may come without routes
     on_placement: Callable[[Placement, int], object] | None = None
-    """Moves experts to a placement and gets its epoch. Needed unless mode is 'packing'. Returns when they are there, or
-    raises before anything has moved: then the step runs as before."""
+    """Moves experts to a placement and gets its epoch, where the adapter does not do it itself. Returns when they are
+    there, or raises before anything has moved: then the step runs as before."""
     on_metrics: Callable[[Mapping[str, float], int], object] | None = None
     """Gets the metrics of every step, and its number."""
 
@@ -49,8 +49,13 @@ class Settings:
                 raise InvalidInput(f"{name}: found {getattr(self, name)}, wanted 1 or more milliseconds")
         if not 0.0 <= self.max_missing <= 1.0:
             raise InvalidInput(f"max_missing: found {self.max_missing}, wanted a share from 0 to 1")
-        if self.mode != "packing" and self.on_placement is None:
-            raise InvalidInput(f"mode: found {self.mode!r} without on_placement, wanted what moves the experts")
+
+    def need_mover(self, why: str = "") -> None:
+        """For an adapter that does not move experts itself. @raises InvalidInput"""
+        if self.enabled and self.mode != "packing" and self.on_placement is None:
+            missing = f"; {why}" if why else ""
+            wanted = "wanted what moves the experts"
+            raise InvalidInput(f"mode: found {self.mode!r} without on_placement, {wanted}{missing}")
 
     def cost_model(self) -> CostModel:
         """The cost file, read. @raises InvalidInput"""

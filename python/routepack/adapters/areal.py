@@ -93,6 +93,7 @@ def install(settings: Settings | None = None, *, workers: bool = False) -> None:
     """
     global _SETTINGS, _WORKERS
     chosen = settings or Settings.from_environment()
+    chosen.need_mover("this adapter does not reach AReaL's engines")
     if chosen.enabled:
         chosen.cost_model()
     uninstall()

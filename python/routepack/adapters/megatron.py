@@ -3,6 +3,7 @@
 
     from routepack.adapters import Settings, megatron
     megatron.install(Settings(cost="cost.toml"), config)   # on every rank, before the training loop is imported
+    megatron.attach(model_chunks, optimizer)               # mode 'placement' or 'both': on every rank, before loading
     megatron.provide(routes)                               # on every rank that reads data, before each step
 
 Megatron computes the schedule on every rank that reads data, from lengths that all of them gathered. Here the first of
@@ -19,7 +20,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +32,9 @@ from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import Counted, RouteCounts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
+
+if TYPE_CHECKING:
+    from routepack.adapters.experts import WorkerExperts
 
 Samples = Sequence[tuple[int, int]]  # (global id, padded tokens), ids counted from 0
 Groups = list[list[list[int]]]  # [row][rank of the data- and context-parallel group]: ids
@@ -50,6 +54,7 @@ class _Active:
     top_k: int = 0
     session: Session | None = None  # of the rank that plans
     moved: tuple[Placement, int] | None = None  # on the rank that plans: what all ranks must move to
+    experts: WorkerExperts | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +121,30 @@ def uninstall() -> None:
         active, _ACTIVE = _ACTIVE, None
     if active is not None and active.session is not None:
         active.session.close()
+
+
+def installed() -> bool:
+    """Whether this process has the hooks."""
+    return _ACTIVE is not None
+
+
+def attach(model_chunks: Sequence[Any], optimizer: Any, **options: Any) -> WorkerExperts:
+    """Lets this adapter move experts: `mode="placement"` or `"both"`. After `install`, on every rank of the model, when
+    model and optimizer are there; before a checkpoint is loaded.
+
+    :param options: as of `routepack.adapters.experts.attach`
+    :returns: where experts are, names for export, copies and checkpoints
+    :raises InvalidInput: for what cannot be moved, with the reason
+    """
+    from routepack.adapters import experts
+
+    active = _ACTIVE
+    if active is None:
+        raise InvalidInput("megatron: found no hooks, wanted megatron.install(settings, config) before attach")
+    if active.settings.current and "placement" not in options:
+        options["placement"] = Placement.load(active.settings.current)
+    active.experts = experts.attach(model_chunks, optimizer, **options)
+    return active.experts
 
 
 def provide(routes: Sequence[Any], *, layers: Sequence[int] | None = None) -> None:
@@ -299,6 +328,7 @@ def _decide(
         active.moved = None
         try:  # the other ranks wait: nothing may end this one here
             active.session = active.session or _session(active)
+            _follow(active)
             made = active.session.run(build, export)
         except Exception as error:
             _LOG.warning("routepack: Megatron's own packing is used: %s: %s", type(error).__name__, error)
@@ -341,6 +371,15 @@ def _session(active: _Active) -> Session:
     if settings.mode != "packing":
         # Experts move on all ranks together, once all are there: in `wrap_data_iterator`.
         def note(placement: Placement, epoch: int) -> None:
+            if active.experts is None and active.settings.on_placement is None:
+                raise InvalidInput("wanted megatron.attach(model_chunks, optimizer) on every rank, or on_placement")
+            if active.experts is not None:
+                found, wanted = ((p.layers, p.experts, p.ranks) for p in (placement, active.experts.placement))
+                if found != wanted:
+                    raise InvalidInput(
+                        f"found a placement of {list(found)} layers, experts and ranks, wanted {list(wanted)} as in "
+                        "the model; are the layers of megatron.provide those with experts?"
+                    )
             active.moved = (placement, epoch)
 
         settings = dataclasses.replace(settings, on_placement=note)
@@ -365,11 +404,32 @@ def _moving(original: Any) -> Any:
         if box[0] is not None:
             maps, count, epoch = box[0]
             placement = Placement.from_maps(ranks=count, physical_to_logical=np.array(maps, dtype=np.int32))
-            assert active.settings.on_placement is not None
-            active.settings.on_placement(placement, epoch)
+            if active.settings.on_placement is not None:
+                active.settings.on_placement(placement, epoch)
+            else:
+                _move(active, placement, epoch)
         return made
 
     return wrap_data_iterator
+
+
+def _follow(active: _Active) -> None:
+    """The session plans from where experts are, which a checkpoint or a failed move may have changed."""
+    if active.experts is None or active.session is None:
+        return
+    maps, here = active.experts.placement.physical_to_logical, active.session.current
+    if active.session.epoch != active.experts.epoch or here is None or not np.array_equal(maps, here):
+        active.session.resume(maps, active.experts.epoch)
+
+
+def _move(active: _Active, placement: Placement, epoch: int) -> None:
+    """On all ranks. A move that failed whole leaves a step that trains on the layout, with experts where they were."""
+    assert active.experts is not None
+    failed = active.experts.try_move(placement, epoch)
+    if active.session is not None:
+        if failed:
+            active.session.not_moved(failed)
+        _follow(active)
 
 
 def _topology(config: Any, slots: int, cp: int) -> Topology:

@@ -70,6 +70,7 @@ def install(settings: Settings | None = None, *, policy_module: Any = None, data
     :raises InvalidInput: when this NeMo RL has no such hooks, or a setting is wrong
     """
     chosen = (settings or Settings.from_environment()).with_cost_text()
+    chosen.need_mover("this adapter does not reach NeMo RL's workers")
     if chosen.enabled:
         chosen.cost_model()
     policies = policy_module or module_of("nemo_rl", "nemo_rl.models.policy.lm_policy")

@@ -8,8 +8,10 @@ or, without touching a file, `python -m routepack.adapters.slime train.py …` w
 
 slime makes one schedule per rollout batch on its rollout manager, and every pass uses it: replay, reference and old
 log-probs, training. The schedule that slime makes itself says which samples belong to which optimizer step, so those
-boundaries are slime's own, and it is what the step runs on when there is no plan.
-Source: slime/ray/rollout.py, slime/utils/dp_schedule.py at commit 624b824a.
+boundaries are slime's own, and it is what the step runs on when there is no plan. With mode 'placement' or 'both' the
+placement travels with the rollout data of each rank, and the training actors move experts before the first pass
+(`slime_worker`).
+Source: slime/ray/rollout.py, slime/ray/actor_group.py, slime/utils/dp_schedule.py at commit 624b824a.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import importlib
 import inspect
 import itertools
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from routepack import exporters
-from routepack._core import Constraints, Topology
+from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack.adapters._hooks import module_of, need_function, plain_class, run_script, with_global
 from routepack.adapters._reasons import FallBack, Reason
@@ -38,20 +41,29 @@ _LOG = logging.getLogger("routepack")
 _BUILD = "build_dp_schedule"
 _SPLIT = "_split_train_data_by_dp"
 _ROUTES = "rollout_routed_experts"
+_SHIP = "tensorize_rollout_data_for_training"
+_ALLOCATE = "_allocate_gpus_for_actor"
+#: of a rank's rollout data, and of what training actors tell the manager: maps, ranks and epoch of a placement
+PLACEMENT = "routepack_placement"
 
 Schedule = tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]
 
 _REPLACED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+_TOLD: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # what the actors of a manager said last
+_MOVED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # what goes with the batch that is cut now
 #: of this process: the hook for samples and the manager meet here
 _COUNTS: dict[tuple[int, tuple[int, ...]], RouteCounts] = {}
 
 
-def install(settings: Settings | None = None, *, module: Any = None) -> None:
+def install(settings: Settings | None = None, *, module: Any = None, group_module: Any = None) -> None:
     """Makes slime's rollout manager plan. Call it in the driver before the manager is made; twice is fine.
+
+    With mode 'placement' or 'both', and no `on_placement`, training actors made from now on move experts.
 
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :param module: instead of slime.ray.rollout
+    :param group_module: instead of slime.ray.actor_group
     :raises InvalidInput: when this slime has no such hook, or a setting is wrong
     """
     chosen = (settings or Settings.from_environment()).with_cost_text()
@@ -59,6 +71,15 @@ def install(settings: Settings | None = None, *, module: Any = None) -> None:
         chosen.cost_model()
     owner = module or module_of("slime", "slime.ray.rollout")
     manager = plain_class(owner.RolloutManager)
+    if moves_itself(chosen):
+        inner = getattr(manager, "routepack_split", None)
+        split = inner if inner is not None else inspect.getattr_static(manager, _SPLIT, None)
+        if _SHIP not in getattr(getattr(inspect.unwrap(split), "__code__", None), "co_names", ()):
+            raise InvalidInput(
+                f"slime: {_SPLIT} does not call {_SHIP}, so that a placement cannot travel with the rollout data; "
+                "wanted mode='packing', or on_placement"
+            )
+        _use_moving_actors(group_module or module_of("slime", "slime.ray.actor_group"))
     manager.routepack_settings = chosen
     if getattr(manager, "routepack_split", None) is not None:
         return
@@ -74,8 +95,42 @@ def install(settings: Settings | None = None, *, module: Any = None) -> None:
     setattr(manager, _SPLIT, split_train_data)
 
 
-def uninstall(*, module: Any = None) -> None:
+def moves_itself(settings: Settings) -> bool:
+    """Whether this adapter moves experts."""
+    return settings.enabled and settings.mode != "packing" and settings.on_placement is None
+
+
+def _use_moving_actors(owner: Any) -> None:
+    """Groups of training actors made from now on are of the class that moves experts."""
+    group = owner.RayTrainGroup
+    if group in _REPLACED:
+        return
+    original = need_function("slime", group, _ALLOCATE, ["self"], calls="_actor_cls")
+
+    def _allocate_gpus_for_actor(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.role == "actor":
+            from routepack.adapters.slime_worker import MovingTrainRayActor
+
+            own = self._actor_cls
+            if own is None:
+                self._actor_cls = MovingTrainRayActor
+            elif not issubclass(own, MovingTrainRayActor):
+                raise InvalidInput(
+                    f"slime: found an actor class of your own, {own.__name__}; with mode='placement' or 'both' it must "
+                    "inherit from routepack.adapters.slime_worker.MovingTrainRayActor"
+                )
+        return original(self, *args, **kwargs)
+
+    _REPLACED[group] = original
+    setattr(group, _ALLOCATE, _allocate_gpus_for_actor)
+
+
+def uninstall(*, module: Any = None, group_module: Any = None) -> None:
     """Takes the hook out again, for managers that are made later."""
+    owner = group_module or sys.modules.get("slime.ray.actor_group")
+    group = getattr(owner, "RayTrainGroup", None)
+    if group in _REPLACED:
+        setattr(group, _ALLOCATE, _REPLACED.pop(group))
     manager = plain_class((module or module_of("slime", "slime.ray.rollout")).RolloutManager)
     if manager in _REPLACED:
         setattr(manager, _SPLIT, _REPLACED.pop(manager))
@@ -92,6 +147,7 @@ def split_train_data(self: Any, data: Any) -> Any:
         try:
             session = session_of(self)
             given = inspect.signature(build).bind(*args, **kwargs).arguments
+            _follow(self, session)
         except Exception as error:
             _LOG.warning("routepack: slime's own packing is used: %s: %s", type(error).__name__, error)
             return own
@@ -103,7 +159,54 @@ def split_train_data(self: Any, data: Any) -> Any:
         )
         return own if made is None else made
 
-    return with_global(original, _BUILD, schedule)(self, data)
+    hooked = with_global(original, _BUILD, schedule)
+    if moves_itself(type(self).routepack_settings):
+        ship = original.__globals__[_SHIP]
+
+        def with_placement(rollout_data: Any, *args: Any, **kwargs: Any) -> Any:
+            if self in _MOVED:
+                rollout_data[PLACEMENT] = _MOVED[self]
+            return ship(rollout_data, *args, **kwargs)
+
+        hooked = with_global(hooked, _SHIP, with_placement)
+    _MOVED.pop(self, None)
+    try:
+        return hooked(self, data)
+    finally:
+        _MOVED.pop(self, None)
+
+
+def placement_message(physical_to_logical: Any, ranks: int, epoch: int) -> dict[str, Any]:
+    """A placement as it travels."""
+    return {"maps": np.array(physical_to_logical, dtype=np.int32), "ranks": int(ranks), "epoch": int(epoch)}
+
+
+def placement_of(message: Any) -> tuple[Placement, int]:
+    """The inverse of `placement_message`."""
+    maps = np.ascontiguousarray(message["maps"], dtype=np.int32)
+    return Placement.from_maps(ranks=int(message["ranks"]), physical_to_logical=maps), int(message["epoch"])
+
+
+def _follow(manager: Any, session: Session) -> None:
+    """The session plans from where training actors say that experts are: at the start, and after a checkpoint."""
+    told = (getattr(manager, "train_parallel_config", None) or {}).get(PLACEMENT)
+    if told is not None and told is not _TOLD.get(manager):
+        _TOLD[manager] = told
+        session.resume(told["maps"], int(told["epoch"]))
+
+
+def _ship(manager: Any, placement: Placement, epoch: int) -> None:
+    """For the rollout data of every rank: the actors move when they get it."""
+    told = (getattr(manager, "train_parallel_config", None) or {}).get(PLACEMENT)
+    if told is None:
+        raise InvalidInput("the training actors said nothing of experts; wanted actors that were made after install")
+    found, wanted = placement.physical_to_logical.shape, told["maps"].shape
+    if found != wanted or placement.ranks != told["ranks"]:
+        raise InvalidInput(
+            f"found a placement of {list(found)} layers and experts on {placement.ranks} ranks, wanted {list(wanted)} "
+            f"on {told['ranks']}, as training actors have them"
+        )
+    _MOVED[manager] = placement_message(placement.physical_to_logical, placement.ranks, epoch)
 
 
 def count_sample(args: Any, sample: Any, *, rollout_id: Any = None, evaluation: bool = False) -> None:
@@ -224,7 +327,11 @@ def session_of(manager: Any) -> Session:
     """The session of a rollout manager, made at its first batch; its `metrics` are those of the last step."""
     session = _SESSIONS.get(manager)
     if session is None:
-        session = Session(_logged(manager, type(manager).routepack_settings), framework="slime", config=manager.args)
+        settings = _logged(manager, type(manager).routepack_settings)
+        if moves_itself(settings):
+            mine = weakref.ref(manager)
+            settings = dataclasses.replace(settings, on_placement=lambda p, e: _ship(mine(), p, e))
+        session = Session(settings, framework="slime", config=manager.args)
         _SESSIONS[manager] = session
     return session
 

@@ -38,6 +38,7 @@ from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
 from routepack.adapters._unsafe import check_settings, look_up
 
+_NO_MOVES = "this adapter does not reach verl's workers"
 _LOG = logging.getLogger("routepack")
 ROUTES = "routed_experts"
 #: int64 [N, 4]: microbatch, counted over all mini-batches; first one and number of those of its mini-batch; cap
@@ -76,6 +77,7 @@ def install(settings: Settings | None = None) -> None:
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :raises InvalidInput: when this verl has no such hooks, or a setting is wrong
     """
+    (settings or Settings.from_environment()).need_mover(_NO_MOVES)
     uninstall()
     install_worker(module_of("verl", "verl.workers.engine.utils"))
     install_trainer(module_of("verl", "verl.trainer.ppo.ray_trainer").RayPPOTrainer, settings)
@@ -103,6 +105,7 @@ def install_trainer(trainer: Any, settings: Settings | None = None, *, queue: An
     :param queue: the transfer_queue module, for trainers whose batches are names of what it stores
     """
     chosen = settings or Settings.from_environment()
+    chosen.need_mover(_NO_MOVES)
     if chosen.enabled:
         chosen.cost_model()
     if any(owner is trainer for owner, _, _ in _ORIGINALS):

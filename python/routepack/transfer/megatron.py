@@ -22,7 +22,7 @@ import torch.distributed
 from routepack._core import Placement, TrainerFacts, TransferEngine, TransferOutcome
 from routepack._errors import Error, InvalidInput
 from routepack.transfer.dispatch import PhysicalDispatch
-from routepack.transfer.megatron_state import MegatronState, uses_fsdp
+from routepack.transfer.megatron_state import MegatronState, moe_modules, uses_fsdp
 from routepack.transfer.postbox import StorePostbox
 from routepack.transfer.torch_mover import TorchMover
 
@@ -146,6 +146,34 @@ class MegatronExperts:
         here = self.placement
         return self.move(Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks))
 
+    def assume(self, placement: Placement, epoch: int) -> None:
+        """Says what the slots hold, without moving anything: before a checkpoint that was saved so is loaded. Collective.
+
+        :param placement: of this stage's layers
+        """
+        here = self.placement
+        found, wanted = ((p.layers, p.experts, p.ranks) for p in (placement, here))
+        if found != wanted:
+            raise InvalidInput(f"placement: found {list(found)} layers, experts and ranks, wanted {list(wanted)}")
+        try:
+            self.state.refresh()
+        except InvalidInput:
+            pass  # `move` asks again, and tells the others
+        self._connect(placement, epoch)
+        self._turn_dispatchers()
+
+    def show(self, placement: Placement) -> None:
+        """Turns the dispatchers to weights that were copied into the slots under another placement, such as those of a
+        reference model. What `move` moves is not touched by it; `show(experts.placement)` turns them back.
+
+        :param placement: of this stage's layers
+        """
+        maps = placement.physical_to_logical
+        if len(maps) != len(self._dispatches):
+            raise InvalidInput(f"placement: found {len(maps)} layers, wanted {len(self._dispatches)}")
+        for row, dispatch in zip(maps, self._dispatches, strict=True):
+            dispatch.update(row)
+
     def detach(self) -> None:
         """Gives the dispatchers their own methods back. The placement must be the identity.
 
@@ -236,4 +264,4 @@ def attach(
     return MegatronExperts(state, grid, placement, epoch)
 
 
-__all__ = ["MegatronExperts", "MegatronState", "MoveFailed", "attach"]
+__all__ = ["MegatronExperts", "MegatronState", "MoveFailed", "attach", "moe_modules"]

@@ -71,7 +71,8 @@ class _Part:
     hyper: tuple[Any, ...] = ()
 
 
-def _modules(chunk: Any) -> Iterator[Any]:
+def moe_modules(chunk: Any) -> Iterator[Any]:
+    """The layers of a chunk that route tokens to experts."""
     for module in chunk.modules():
         if all(getattr(module, name, None) is not None for name in ("token_dispatcher", "experts", "router")):
             yield module
@@ -191,7 +192,7 @@ class MegatronState:
         self.chunks = list(chunks)
         self.optimizer = optimizer
         self.lane = lane
-        modules = sorted((m for chunk in self.chunks for m in _modules(chunk)), key=lambda m: int(m.layer_number))
+        modules = sorted((m for chunk in self.chunks for m in moe_modules(chunk)), key=lambda m: int(m.layer_number))
         if not modules:
             wanted = "Megatron's MoELayer"
             raise InvalidInput(f"model: found no layer with router, experts and token_dispatcher, wanted {wanted}")
@@ -403,4 +404,4 @@ def _replay_in_flight() -> bool:
     )
 
 
-__all__ = ["MegatronState", "uses_fsdp"]
+__all__ = ["MegatronState", "moe_modules", "uses_fsdp"]

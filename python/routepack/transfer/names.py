@@ -80,10 +80,11 @@ class ExpertNames:
         first = self._first_slot(ep_rank, "experts_of")
         return [int(e) for e in self._expert[self._row_of(layer, "experts_of"), first : first + self.slots_per_rank]]
 
-    def to_logical(self, name: str, *, ep_rank: int | None = None) -> str:
+    def to_logical(self, name: str, *, ep_rank: int | None = None, everywhere: bool = False) -> str:
         """The name with the expert's index for the slot's.
 
         :param ep_rank: whose slots Megatron's names count; Hugging Face's need none
+        :param everywhere: names of Megatron count the slots of all ranks already, as exporters make them
         :raises InvalidInput: for a layer or slot that the placement does not have, or a tensor of several experts
         """
         found = self._find(name)
@@ -91,7 +92,7 @@ class ExpertNames:
             return name
         layer, index, begin, end, local = found
         slot = index
-        if local:
+        if local and not everywhere:
             if index >= self.slots_per_rank:
                 raise InvalidInput(f"{name}: found slot {index}, wanted 0 to {self.slots_per_rank - 1} on a rank")
             slot = self._first_slot(ep_rank, name) + index

@@ -12,17 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-
-class PeerLost(ConnectionError):
-    """A peer, or the way to it, is known to be gone.
-
-    >>> PeerLost(3, "connection reset").rank
-    3
-    """
-
-    def __init__(self, rank: int, what: str) -> None:
-        super().__init__(f"rank {rank} is lost: {what}")
-        self.rank = rank
+from routepack._errors import PeerLost
 
 
 class Postbox(Protocol):

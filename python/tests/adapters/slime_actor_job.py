@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""slime's own rollout manager as a real Ray actor: loads rollouts, converts, cuts, ships. Usage: FOLDER PLAN|OWN.
+"""slime's own rollout manager as a real Ray actor: loads rollouts, converts, cuts, ships. Usage: FOLDER OWN|PLAN|MOVE.
 
 Run as a process of its own, with the checkout and the folder's sitecustomize on PYTHONPATH. Writes what each rank got.
 """
@@ -12,6 +12,8 @@ import pathlib
 import sys
 from typing import Any
 
+import numpy as np
+
 
 def data_source(args: Any) -> Any:
     """In place of a data set: rollouts are loaded from a file."""
@@ -22,7 +24,7 @@ def rollout(*_: Any) -> None:
     raise AssertionError("rollouts are loaded, not generated")
 
 
-def main(folder: pathlib.Path, planned: bool) -> None:
+def main(folder: pathlib.Path, how: str) -> None:
     import ray  # type: ignore[import-not-found]
     from slime.ray import rollout as owner  # type: ignore[import-not-found]
 
@@ -42,17 +44,23 @@ def main(folder: pathlib.Path, planned: bool) -> None:
         n_samples_per_prompt=1, wandb_always_use_train_step=False,
     )  # fmt: skip
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
-    if planned:
-        slime.install(Settings(cost=COST, **PATIENT))
+    parallel: dict[str, Any] = dict(PARALLEL)
+    if how != "OWN":
+        slime.install(Settings(cost=COST, mode="both" if how == "MOVE" else "packing", **PATIENT))
+        home = np.broadcast_to(np.arange(batch.experts), (batch.layers - 1, batch.experts))
+        parallel[slime.PLACEMENT] = slime.placement_message(home, 2, 4)  # as training actors say it
     manager = owner.RolloutManager.options(num_cpus=1, num_gpus=0).remote(args, None)
-    ray.get(manager.set_train_parallel_config.remote(PARALLEL))
+    ray.get(manager.set_train_parallel_config.remote(parallel))
     parts = [ray.get(box.inner) for box in ray.get(manager.generate.remote(0))]
     names = ("partition", "micro_batch_indices", "num_microbatches", "global_batch_sizes")
     (folder / "parts.json").write_text(json.dumps([{name: part[name] for name in names} for part in parts]))
+    carried = [part.get(slime.PLACEMENT) for part in parts]
+    told = [None if one is None else [one["epoch"], one["maps"].tolist()] for one in carried]
+    (folder / "placements.json").write_text(json.dumps(told))
     ray.shutdown()
 
 
 if __name__ == "__main__":
     import slime_actor_job  # type: ignore[import-not-found]  # by the name under which an actor finds it
 
-    slime_actor_job.main(pathlib.Path(sys.argv[1]), sys.argv[2] == "PLAN")
+    slime_actor_job.main(pathlib.Path(sys.argv[1]), sys.argv[2])

@@ -83,3 +83,11 @@ def test_the_manager_of_a_checkout_ships_the_plan(tmp_path: pathlib.Path) -> Non
     contracts.check_slime_schedule(made, Batch().lengths(), ranks=4, cap=128, steps=steps)
     assert made != own, said[-3000:]
     assert "own packing is used" not in said
+
+
+def test_the_manager_of_a_checkout_ships_the_placement_to_every_rank(tmp_path: pathlib.Path) -> None:
+    _, said = _run(tmp_path, "MOVE")
+    told = json.loads((tmp_path / "placements.json").read_text())
+    assert "own packing is used" not in said
+    assert len(told) == 4 and told[0][0] == 5 and all(one == told[0] for one in told)
+    assert all(sorted(row) == list(range(Batch().experts)) for row in told[0][1])

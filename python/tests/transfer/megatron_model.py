@@ -45,6 +45,24 @@ class GroupedExperts(torch.nn.Module):
                 linear.register_parameter(f"weight{i}", parameter)
             setattr(self, name, linear)
 
+    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> dict[str, Any]:
+        """As `TEGroupedMLP` names its parameters in distributed checkpoints, but for gated halves."""
+        from megatron.core import parallel_state
+        from megatron.core.dist_checkpointing import ShardedTensor
+
+        ranks, axis = parallel_state.get_expert_model_parallel_world_size(), len(sharded_offsets)
+        made: dict[str, Any] = {}
+        for name, linear in self.named_children():
+            slots = len(list(linear.parameters()))
+            for i, parameter in enumerate(linear.parameters()):
+                place = parallel_state.get_expert_model_parallel_rank() * slots + i
+                made[f"{prefix}{name}.weight{i}"] = ShardedTensor.from_rank_offsets(
+                    f"{prefix}experts.{name}.weight", parameter, *sharded_offsets, (axis, place, ranks * slots),
+                    prepend_axis_num=axis + 1,
+                    replica_id=(0, 0, parallel_state.get_expert_data_parallel_rank()),
+                )  # fmt: skip
+        return made
+
     def forward(self, tokens: torch.Tensor, per_expert: torch.Tensor, probs: torch.Tensor) -> Any:
         done = []
         parts = zip(tokens.split(per_expert.tolist()), probs.split(per_expert.tolist()), strict=True)
@@ -111,13 +129,14 @@ def make_config(variant: Variant) -> Any:
 class Model:
     """One rank's chunk and optimizer."""
 
-    def __init__(self, variant: Variant, overrides: Any = None) -> None:
+    def __init__(self, variant: Variant, overrides: Any = None, body: Any = Layers, **optimizer: Any) -> None:
+        """`body` stands for what the chunk computes, `optimizer` for settings of its own."""
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
         self.variant = variant
         config = make_config(variant)
-        module = Layers(config, variant.layers, variant.grouped)
+        module = body(config, variant.layers, variant.grouped)
         ddp = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             use_distributed_optimizer=variant.distributed,
@@ -128,6 +147,7 @@ class Model:
         self.chunk = DistributedDataParallel(config, ddp, module)
         settings = OptimizerConfig(
             optimizer="adam",
+            **optimizer,
             lr=1e-2,
             min_lr=0.0,
             weight_decay=0.01,
