@@ -99,7 +99,8 @@ GeneratedWindow generate_window(const GenerateParams& params, const std::filesys
                                 const GenerateProgress& progress = {});
 
 /// The same samples in `parts` files with runs of prompts, and a manifest of them (routepack/window_parts.h):
-/// part-0000.safetensors … and manifest.json in `folder`, which is made when it is missing. The manifest is written last.
+/// part-0000.safetensors … and manifest.json in `folder`, which is made when it is missing. The manifest is written
+/// last.
 /// @throws as generate_window; InvalidInput for fewer than one part or more than prompts
 GeneratedWindow generate_parts(const GenerateParams& params, const std::filesystem::path& folder, std::int64_t parts,
                                const GenerateProgress& progress = {});

@@ -32,9 +32,9 @@ struct Evaluation {
   std::vector<double> joint;         ///< J[r, g], [R, G]
 };
 
-/// Σ over all rows, O(N·L·E) operations, at most 16 MiB beside the result and one row's loads. Loads are integers; doubles are combined in
-/// the order of docs/mathematics.md, so that two implementations agree to the last bit. Padding is charged when the
-/// window has pad_counts.
+/// Σ over all rows, O(N·L·E) operations, at most 16 MiB beside the result and one row's loads. Loads are integers;
+/// doubles are combined in the order of docs/mathematics.md, so that two implementations agree to the last bit. Padding
+/// is charged when the window has pad_counts.
 /// @throws InvalidInput when shapes disagree, Σ t² of a cell reaches 2⁵³, or counts are in another process.
 Evaluation evaluate(const Instance& instance, const Placement& placement, const Layout& layout);
 /// The same by processes that hold the counts of the window together, see load_window(); all of them get the result.

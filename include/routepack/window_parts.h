@@ -21,11 +21,12 @@ void save_manifest(const std::filesystem::path& manifest, std::span<const std::f
 /// that it names relative to itself are looked for beside the same path in every member. A part is read by one of those
 /// that find it, equal shares of the samples where there is a choice. A file that is no manifest is read by all members
 /// whole.
-/// @throws as Window::load, with the same message in all members; InvalidInput for a part that no member finds; PeerLost
+/// @throws as Window::load, with the same message in all members; InvalidInput for a part that no member finds;
+/// PeerLost
 Window load_window(const std::filesystem::path& path, Communicator& team);
 
-/// The windows of all members of a team one after another, in the order of their ranks: each has its own counts and gets
-/// everything else of the others'. For members that counted the samples of their own host.
+/// The windows of all members of a team one after another, in the order of their ranks: each has its own counts and
+/// gets everything else of the others'. For members that counted the samples of their own host.
 /// @throws as Window::join, with the same message in all members; PeerLost
 Window share_window(const Window& mine, Communicator& team);
 

@@ -95,7 +95,8 @@ void bind_team(nb::module_& module) {
       },
       nb::arg("path"), nb::arg("team"),
       nb::sig("def load_window(path: str | os.PathLike, team: routepack.team.communicator.Communicator) -> Window"),
-      "The window at path, by all members of a team together. Of a manifest each reads some parts and gets all but the\n"
+      "The window at path, by all members of a team together. Of a manifest each reads some parts and gets all but "
+      "the\n"
       "counts of the others; another file is read by all. Only rank 0 needs the manifest, and a part only somebody.\n\n"
       ":raises InvalidInput: the same in all members, also for a part that nobody finds");
   module.def(

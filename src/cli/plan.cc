@@ -67,8 +67,7 @@ struct PhaseCosts {
 /// Measures phases, shows them on a terminal, and passes Ctrl-C on.
 class Stopwatch : public Observer {
  public:
-  explicit Stopwatch(const TeamLink* team)
-      : team_(team), watch_([this](const std::stop_token& over) { watch(over); }) {
+  explicit Stopwatch(const TeamLink* team) : team_(team), watch_([this](const std::stop_token& over) { watch(over); }) {
     begin("load");
   }
 

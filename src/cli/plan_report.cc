@@ -199,8 +199,8 @@ std::optional<Baseline> baseline(const Instance& instance, const Placement& curr
   const auto layout = pack_first_fit_decreasing(instance);
   if (std::holds_alternative<Infeasible>(layout)) return std::nullopt;
   const Layout& rows = std::get<Layout>(layout);
-  return Baseline{rows.rows(), team == nullptr ? evaluate(instance, current, rows)
-                                               : evaluate(instance, current, rows, *team)};
+  return Baseline{rows.rows(),
+                  team == nullptr ? evaluate(instance, current, rows) : evaluate(instance, current, rows, *team)};
 }
 
 Json planned_json(const Planned& planned) {

@@ -31,7 +31,7 @@ std::shared_ptr<std::byte> own_memory(std::size_t size) {
 std::string name_of_host() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  struct stat space {};
+  struct stat space{};
   if (boot.empty() || stat("/proc/self/ns/pid", &space) != 0) return {};
   return fmt::format("{} {} {}", boot, space.st_ino, geteuid());
 }
@@ -78,7 +78,7 @@ struct Offer {
 int open_offered(const Offer& offer, std::size_t size) {
   if (offer.file < 0) return -1;
   const int file = open(fmt::format("/proc/{}/fd/{}", offer.process, offer.file).c_str(), O_RDWR | O_CLOEXEC);
-  struct stat found {};
+  struct stat found{};
   const bool right = file >= 0 && fstat(file, &found) == 0 && std::int64_t(found.st_ino) == offer.inode &&
                      found.st_size == static_cast<off_t>(size);
   if (right || file < 0) return file;
@@ -116,7 +116,7 @@ NodeMemory NodeMemory::make(Executor& executor, std::size_t size) {
 
   MemoryFile file(first == me && others ? create_memory_file(size) : -1);
   Offer mine{.process = getpid(), .file = file.get()};
-  struct stat made {};
+  struct stat made{};
   if (file.is_open() && fstat(file.get(), &made) == 0) mine.inode = static_cast<std::int64_t>(made.st_ino);
   const auto offers = tell(executor, mine);
   const MemoryFile theirs(first != me ? open_offered(ByteReader(offers[first]).get<Offer>(), size) : -1);

@@ -47,7 +47,7 @@ bool Draft::better_than(const Draft& other) const {
     std::pair<std::int64_t, double> sum{0, 0.0};
     for (const Step& step : draft.steps_) {
       sum.first += step.rows().rows;
-      sum.second += 
+      sum.second +=
           evaluate(step.instance(), draft.placing_.placement(), step.layout(), planning_->executor).score.max_shard;
     }
     return sum;

@@ -127,8 +127,8 @@ class SimulatedLink final : public Communicator {
     return result;
   }
   void charge(double latest, int messages, double bytes) {
-    const double cost =
-        messages * (fabric_.latency + peers() * fabric_.overhead) * (ranks_ > 1 ? 1.0 : 0.0) + bytes / fabric_.bytes_per_second;
+    const double cost = messages * (fabric_.latency + peers() * fabric_.overhead) * (ranks_ > 1 ? 1.0 : 0.0) +
+                        bytes / fabric_.bytes_per_second;
     clock_ = latest + cost;
     waited_ += cost;
     worked_until_ = processor_seconds();
@@ -194,7 +194,8 @@ void run(const Job& job, const Fabric& fabric, std::size_t ranks) {
       SimulatedLink link(meeting, fabric, r, ranks);
       Phases observer(link);
       const Window window = load_window(job.window, link);
-      const Instance instance(window, Topology::megatron({.dp = job.dp, .ep = job.ep}), job.cost, job.cap, {}, Sync::Step);
+      const Instance instance(window, Topology::megatron({.dp = job.dp, .ep = job.ep}), job.cost, job.cap, {},
+                              Sync::Step);
       const auto made = make_plan(instance, job.params, nullptr, {.observer = &observer, .stop = {}, .team = &link});
       hashes[r] = plan_hash(to_json(make_record(instance, job.params, std::get<Plan>(made))));
       sent[r] = link.sent();
@@ -215,7 +216,8 @@ void run(const Job& job, const Fabric& fabric, std::size_t ranks) {
 int main_of(std::span<char*> args) {
   constexpr std::size_t kFixed = 10;
   if (args.size() <= kFixed) {
-    fmt::print(stderr, "usage: simulated_fabric WINDOW COST DP EP CAP EFFORT LATENCY_US OVERHEAD_US GBYTES_PER_S RANKS...\n");
+    fmt::print(stderr,
+               "usage: simulated_fabric WINDOW COST DP EP CAP EFFORT LATENCY_US OVERHEAD_US GBYTES_PER_S RANKS...\n");
     return 2;
   }
   Job job{.window = args[1],

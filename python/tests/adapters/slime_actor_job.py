@@ -43,7 +43,7 @@ def main(folder: pathlib.Path, how: str) -> None:
         use_tensorboard=False, use_rollout_routing_replay=True, rollout_top_p=1.0, rollout_batch_size=batch.samples,
         n_samples_per_prompt=1, wandb_always_use_train_step=False,
     )  # fmt: skip
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=True)  # never a neighbour's
     parallel: dict[str, Any] = dict(PARALLEL)
     if how != "OWN":
         slime.install(Settings(cost=COST, mode="both" if how == "MOVE" else "packing", **PATIENT))

@@ -71,6 +71,22 @@ def test_a_window_of_a_team_cannot_be_planned_without_it():
             end.get()
 
 
+@pytest.mark.filterwarnings("ignore::routepack.RoutePackWarning")
+def test_who_is_left_alone_with_a_part_of_the_counts_says_so():
+    parts = pieces(3)
+
+    def member(team):
+        window = share_window(parts[team.rank], team)
+        if team.rank == 1:
+            raise RuntimeError("this host burns")
+        return plan(window, team=team, on_lost="alone")
+
+    ends = run_threads(3, member, patience_s=1.0)
+    for rank in (0, 2):
+        with pytest.raises(routepack.InvalidInput, match="counts"):
+            ends[rank].get()
+
+
 def test_windows_that_do_not_go_together_are_refused_in_all_members():
     one = pieces(2)[0]
     other = routepack.Window.from_arrays(lengths=np.array([4], dtype=np.int32), top_k=1,

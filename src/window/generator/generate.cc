@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
-#include "core/in_parallel.h"
 #include "core/file.h"
 #include "core/hash.h"
+#include "core/in_parallel.h"
 #include "routepack/error.h"
 #include "window/fingerprint.h"
 #include "window/generator/recipe.h"
@@ -123,8 +123,8 @@ class Generation {
       const std::size_t groups = std::min(at_once, group_lengths_.size() - first);
       in_parallel(static_cast<std::int64_t>(groups), threads_, [&](std::int64_t item, std::size_t thread) {
         const auto at = static_cast<std::size_t>(item);
-        recipe_.count(prompts_.first + static_cast<std::int64_t>(first + at), group_lengths_[first + at], scratch[thread],
-                      std::span(chunk).subspan(at * group_size, group_size));
+        recipe_.count(prompts_.first + static_cast<std::int64_t>(first + at), group_lengths_[first + at],
+                      scratch[thread], std::span(chunk).subspan(at * group_size, group_size));
       });
       sink(std::span<const Count>(chunk).first(groups * group_size));
     }

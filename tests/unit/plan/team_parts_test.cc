@@ -485,6 +485,50 @@ TEST(LoadedByATeam, a_member_that_is_lost_is_named_by_the_others) {
   }
 }
 
+/// What each member of three has counted: a part, two parts, and a part.
+Window counted_by(std::int32_t rank, const std::vector<WindowSpec>& parts) {
+  if (rank == 1) return testing::join_parts({parts[1], parts[2]});
+  return make_window(parts[rank == 0 ? 0 : 3]);
+}
+
+TEST(SharedByATeam, windows_are_planned_as_one_by_all_members) {
+  const auto parts = cut(spec_of(25), {5, 17, 30});
+  const Window joined = testing::join_parts(parts);
+  const std::string alone = joined.fingerprint() + plans_of({joined}, {}, nullptr);
+  for (const Outcome& outcome : in_team(3, [&](TeamLink& link) {
+         return outcome_of([&] {
+           const Window window = share_window(counted_by(link.rank(), parts), link);
+           for (const SampleId i : window.sample_ids()) {
+             const std::int32_t holder = i.value() < 5 ? 0 : i.value() < 30 ? 1 : 2;
+             if (window.holds(i) != (holder == link.rank())) throw Error("wrong idea of who has what");
+           }
+           return window.fingerprint() + plans_of({window}, {}, &link);
+         });
+       })) {
+    EXPECT_EQ(outcome.error, "");
+    EXPECT_EQ(outcome.text, alone);
+  }
+}
+
+TEST(SharedByATeam, windows_that_differ_are_refused_by_all) {
+  const auto shared = [&](const std::function<Window(std::int32_t)>& window) {
+    return in_team(3, [&](TeamLink& link) {
+      return outcome_of([&] { return share_window(window(link.rank()), link).fingerprint(); });
+    });
+  };
+  const auto parts = cut(spec_of(26), {5, 17, 30});
+  expect_refusal(shared([&](std::int32_t rank) {
+                   WindowSpec spec = parts[0];
+                   if (rank == 1) spec.ids.assign(5, 1);
+                   return make_window(spec);
+                 }),
+                 "input", "window of rank 1: ids: found given, wanted absent as in window of rank 0");
+  expect_refusal(shared([&](std::int32_t rank) {
+                   return rank == 2 ? testing::join_as_member(parts, {0, 0, 1, 1}, 0) : make_window(parts[0]);
+                 }),
+                 "input", "rank 2: window: found counts in another process");
+}
+
 TEST(PlannedByATeam, a_window_is_refused_when_one_member_has_all_of_it_and_another_a_part) {
   const TemporaryFolder folder;
   const fs::path manifest = write_parts(folder.path(), cut(spec_of(23), kCuts));

@@ -60,7 +60,8 @@ TEST(TeamVolume, a_round_of_the_search_sends_cells_samples_and_loads_and_nothing
       members.emplace_back([&, r] {
         TeamLink link(network.end(r), std::chrono::seconds(60));
         Recording recording(link);
-        const auto made = make_plan(instance, params, nullptr, {.observer = &recording, .stop = {}, .team = &recording});
+        const auto made =
+            make_plan(instance, params, nullptr, {.observer = &recording, .stop = {}, .team = &recording});
         const auto at = static_cast<std::size_t>(r);
         rows[at] = std::get<Plan>(made).rows.rows;
         levels[at] = std::get<Plan>(made).search.levels;
