@@ -309,7 +309,7 @@ def kill_rank(network, host):
 
 
 NAMED = re.compile(
-    r"^routepack: error: (?:rank \d: )?rank (\d)(?: was silent| took no message|: \w+ (?:to|from) it failed)",
+    r"^routepack: error: (?:rank \d: )?rank (\d)(?: was silent| took no message| is lost, as rank \d says|: \w+ (?:to|from) it failed)",
     re.MULTILINE,
 )
 AMID = {

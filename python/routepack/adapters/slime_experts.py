@@ -4,7 +4,8 @@
 - setup and load: experts are attached between them, and a checkpoint's placement is known before it is loaded;
 - names: `_named_params_and_buffers_global` names experts, for weight sync, HF export, HF load and kept copies;
 - kept copies (`TensorBackuper`: actor, ref, teacher, old_actor, rollout_actor): each has the placement under which it
-  was taken, and dispatchers and names follow it when it is restored. After a move the actor's own copy follows its experts;
+  was taken, and dispatchers and names follow it when it is restored. After a move the actor's own copy follows its
+  experts;
 - weight sync by tensors keeps lists of who holds what: made anew after a move.
 
 Source: slime/backends/megatron_utils/{actor,model,checkpoint}.py, update_weight/*.py beside them,

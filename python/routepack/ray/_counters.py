@@ -20,7 +20,9 @@ from routepack.ray._counting import CountingActor
 from routepack.ray._samples import CountOptions, Index, plain_samples
 from routepack.ray._selection import Piece, select
 from routepack.ray._source import Source, from_source
+from routepack.ray._where import asked_for
 
+_EARLY_S = 0.05  # `ray.wait` may end a little before its time
 _ROUNDS = 4  # of counting again: for what was with an actor that died, or said nothing, doing it
 
 
@@ -62,11 +64,9 @@ class Counters:
             named = {} if name is None else {"name": f"{name}/counter/{number}", "namespace": NAMESPACE}
             try:
                 handle = remote.options(
-                    num_cpus=num_cpus,
-                    num_gpus=0,
                     max_restarts=-1,
                     max_task_retries=0,
-                    scheduling_strategy=strategy,
+                    **asked_for(strategy, num_cpus),
                     **named,
                 ).remote(options)
             except ValueError as error:
@@ -217,7 +217,7 @@ class Counters:
                 answers.append((answer, part))
                 if self._again_born(i, answer.born):
                     lost.add(i)
-        patient = time.monotonic() >= patience
+        patient = time.monotonic() >= patience - _EARLY_S
         for i in waiting:
             lost.add(i)
             if i in alive and patient:  # it was there, and said nothing

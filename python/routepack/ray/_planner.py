@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 from routepack._errors import InvalidInput
 from routepack.adapters import FallBack, Reason
@@ -20,6 +20,7 @@ from routepack.ray._answers import fetched, one_line
 from routepack.ray._counter import NAMESPACE
 from routepack.ray._plain import PlainOptions
 from routepack.ray._planning_actor import PlannerActor, WindowParts
+from routepack.ray._where import asked_for
 
 _ASK_S = 2.0  # what an idle planner may take to say that it is there
 
@@ -68,10 +69,8 @@ class RemotePlanner:
             remote = ray.remote(concurrency_groups={"plan": 1, "control": 8})(PlannerActor)
             try:
                 self._handle = remote.options(
-                    num_cpus=self._num_cpus,
-                    num_gpus=0,
                     max_restarts=0,
-                    scheduling_strategy=self._strategy,
+                    **asked_for(self._strategy, self._num_cpus),
                     **named,
                 ).remote()
             except ValueError as error:
@@ -109,10 +108,15 @@ class RemotePlanner:
         call = handle.plan.options(num_returns=2 + len(parts), concurrency_group="plan")
         begun = time.monotonic()
         try:
-            status, loads, *plans = call.remote(
-                number, list(parts), options, current, max(0.0, soft - time.monotonic()), predict
-            )
-            reply, error = fetched(status, hard - time.monotonic())
+            for attempt in range(2):
+                status, loads, *plans = call.remote(
+                    number, list(parts), options, current, max(0.0, soft - time.monotonic()), predict
+                )
+                reply, error = fetched(status, hard - time.monotonic())
+                # Ray calls an actor unavailable when a connection ends. It may be there all the same, and then plans
+                # once more: what the first call made went to nobody.
+                if attempt or not isinstance(error, ActorUnavailableError) or not self._is_there(handle, number, hard):
+                    break
         except BaseException:
             self._end()  # its answer would come when nobody waits
             raise
@@ -152,6 +156,10 @@ class RemotePlanner:
         with self._lock:
             handle, self._handle = self._handle, None
         _kill(handle)
+
+    def _is_there(self, handle: Any, number: int, hard: float) -> bool:
+        left = min(_ASK_S, hard - time.monotonic())
+        return left > 0 and _asked(handle, "again", (number,), left) is not None
 
     def _running(self, soft: float) -> Any:
         """An actor that answers. @raises FallBack: when there is none in time"""

@@ -21,6 +21,10 @@ from routepack.ray._plain import PlainOptions
 from routepack.ray._samples import Part
 
 
+_FETCH_SHARE = 0.5  # of the budget: a node that vanished in silence must leave time to count again what it held
+_FETCH_LEAST_S = 0.5  # even when the search has no time left
+
+
 @dataclass(frozen=True, eq=False)
 class WindowParts:
     """A window to be: who is in it, and where the counts are. Samples in no part have no recorded routes."""
@@ -45,6 +49,7 @@ class _Step:
     progress: dict[str, Any] | None = None
     begun: float = 0.0
     placed_ms: float | None = None
+    is_cut: bool = False
 
 
 class PlannerActor:
@@ -80,7 +85,7 @@ class PlannerActor:
             windows = []
             lost: list[tuple[int, int]] = []
             for i, one in enumerate(parts):
-                window, missing = _window(one, begun + budget_s)
+                window, missing = _window(one, begun + max(_FETCH_LEAST_S, _FETCH_SHARE * budget_s))
                 lost += [(i, k) for k in missing]
                 if window is not None:
                     windows.append(window)
@@ -109,14 +114,30 @@ class PlannerActor:
         finally:
             step.placed.set()
             with self._lock:
-                self._over = max(self._over, number)
-                for old in [old for old in self._steps if old <= number]:
+                for old in [old for old in self._steps if old < number]:
                     del self._steps[old]
+                if self._steps.get(number) is step:  # otherwise it comes again
+                    del self._steps[number]
+                    self._over = max(self._over, number)
 
     def cut(self, number: int) -> None:
         """End the search of a step with the best plan there is."""
         if number > self._over:
-            self._step(number).control.cut()
+            step = self._step(number)
+            step.is_cut = True
+            step.control.cut()
+
+    def again(self, number: int) -> bool:
+        """Ends what is left of a call to `plan` whose answer goes to nobody: it will come once more."""
+        with self._lock:
+            step = self._steps.get(number)
+            if step is not None and step.begun:
+                new = self._steps[number] = _Step(is_cut=step.is_cut)
+                if step.is_cut:
+                    new.control.cut()
+                step.control.cancel()
+            self._over = min(self._over, number - 1)
+        return True
 
     def cancel(self, number: int) -> None:
         """End a step without a plan."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from routepack._errors import Error, InvalidInput
 from routepack._replay import Invalid, Missing, count_routes_batch
 from routepack.ray._answers import forget_frames, one_line
 
+_HERE_S = 0.01  # for fetching an object of this node
 _AT_ONCE = 64  # samples: bounds the 4-byte counts that counting makes before they are narrowed
 
 
@@ -39,7 +41,7 @@ class CountOptions:
     invalid: Invalid = "refuse"
     physical_to_logical: npt.NDArray[np.int32] | None = None
     threads: int = 1
-    fetch_s: float = 30.0  #: what fetching the routes behind object references may take
+    fetch_s: float = 30.0  #: what fetching the routes behind object references may take, of a whole call
     windows: int = 8  #: windows that an actor keeps; one more drops the one that was filled last the longest ago
 
 
@@ -92,11 +94,14 @@ def count_samples(
     """Counts what can be counted; a sample that cannot is refused with one line, and harms no other."""
     rows: dict[int, Row] = {}
     refused: list[tuple[int, str]] = []
+    until = time.monotonic() + options.fetch_s
     for begin in range(0, len(samples), _AT_ONCE):
         some = []
         for id, routes, length, mask in samples[begin : begin + _AT_ONCE]:
             try:
-                array = ray.get(routes, timeout=options.fetch_s) if isinstance(routes, ray.ObjectRef) else routes
+                array = routes
+                if isinstance(routes, ray.ObjectRef):  # once the time is over, still what is on this node already
+                    array = ray.get(routes, timeout=max(_HERE_S, until - time.monotonic()))
                 some.append((id, ids_array(array), length, mask))
             except Exception as error:
                 refused.append((id, f"its routes cannot be had: {type(error).__name__}: {one_line(error)}"))

@@ -47,6 +47,20 @@ def here() -> Any:
     return NodeAffinitySchedulingStrategy(node_id=ray.get_runtime_context().get_node_id(), soft=True)
 
 
+def asked_for(strategy: Any, num_cpus: float) -> dict[str, Any]:
+    """Options of an actor that shall live where the strategy says.
+
+    Ray puts an actor that asks for nothing on any node, whatever a soft strategy says (ray 2.60,
+    `ClusterResourceScheduler::GetBestSchedulableNode`). One byte of memory is something, and every node has it. Bundles
+    of placement groups need not have any; there Ray itself asks for a share of the bundle.
+    """
+    asked: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": 0, "scheduling_strategy": strategy}
+    bundled = strategy in (None, "DEFAULT") or isinstance(strategy, PlacementGroupSchedulingStrategy)
+    if not num_cpus and not bundled:
+        asked["memory"] = 1
+    return asked
+
+
 def strategies(where: int | Sequence[Any]) -> list[Any]:
     """One per actor. A number of actors is spread over the nodes, and stays out of the caller's placement group."""
     made = ["SPREAD"] * where if isinstance(where, int) else list(where)

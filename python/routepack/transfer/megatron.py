@@ -147,7 +147,7 @@ class MegatronExperts:
         return self.move(Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks))
 
     def assume(self, placement: Placement, epoch: int) -> None:
-        """Says what the slots hold, without moving anything: before a checkpoint that was saved so is loaded. Collective.
+        """Says what the slots hold, without moving anything: before a checkpoint saved like that is loaded. Collective.
 
         :param placement: of this stage's layers
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What slime's training actors are made of, in slime's shapes: names of parameters, kept copies, lists of a weight sync.
+"""What slime's training actors are made of, in slime's shapes: names of parameters, kept copies, lists of weight sync.
 
 Written for these tests, for machines without a checkout. What counts is what goes in and comes out; the same tests run
 on slime's own code when ROUTEPACK_SLIME_CHECKOUT names it.

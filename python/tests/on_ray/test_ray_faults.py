@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import shutil
 import signal
+import subprocess
 import threading
 import time
 
@@ -198,6 +201,37 @@ def test_a_planner_that_does_not_answer_is_ended(cluster):
         assert future.result().hash == plain_plan(routes).hash
         os.kill(pid, signal.SIGCONT)  # it was killed: this is for the case that it was not
         assert gone(pid, 60.0)
+
+
+def test_a_planner_whose_connection_breaks_is_asked_once_more(cluster, monkeypatch):
+    def sockets(*arguments):
+        return subprocess.run(["ss", *arguments], capture_output=True, text=True, check=False).stdout
+
+    if shutil.which("ss") is None or os.geteuid() != 0:
+        pytest.skip("ending a connection of others needs ss and root")
+    routes = draw(40, seed=54)
+    with planning(counters=1) as made:
+        assert made.wait_ready(120.0)
+        asked = []
+        is_there = made._planner._is_there
+        monkeypatch.setattr(made._planner, "_is_there", lambda *all: (asked.append(is_there(*all)), asked[-1])[1])
+        add(made, "broken", routes)
+        future = made.submit("broken", list(routes), lengths_of(routes), params=ENDLESS)
+        assert future.placement(timeout=30) is not None
+        pid = made.actors()["planner"]
+        ports = re.findall(rf":(\d+) .*pid={pid},", sockets("-Htlnp"))
+        killed = "".join(sockets("-HK", "dst", "127.0.0.1", "dport", "=", f":{port}") for port in ports)
+        if not killed:
+            pytest.skip("this kernel does not end connections for ss")
+        until = time.monotonic() + 30
+        while not asked and time.monotonic() < until:
+            time.sleep(0.05)
+        future.cut()
+        assert future.result() is not None and asked == [True]
+        assert made.actors()["planner"] == pid and future.metrics["routepack/planner_restarts"] == 0
+        made.current = None
+        add(made, "after", routes)
+        assert made.plan("after", list(routes), lengths_of(routes)).hash == plain_plan(routes).hash
 
 
 def test_a_progress_callback_that_raises_is_the_planners_failure(cluster):

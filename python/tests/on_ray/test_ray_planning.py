@@ -351,6 +351,21 @@ def test_a_session_of_the_adapters_plans_on_an_actor(cluster):
     assert session.metrics["routepack/fallback"] == 0 and session.metrics["routepack/planner_restarts"] == 0
 
 
+def test_actors_without_a_core_ask_for_something_since_ray_puts_others_anywhere():
+    pytest.importorskip("ray", reason="Ray is not installed (requirements/ray.txt)")
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from routepack.ray import on_nodes
+    from routepack.ray._where import asked_for
+
+    for strategy in ("SPREAD", *on_nodes(["0" * 56])):
+        asked = asked_for(strategy, 0.0)
+        assert asked == {"num_cpus": 0.0, "num_gpus": 0, "scheduling_strategy": strategy, "memory": 1}
+        assert "memory" not in asked_for(strategy, 0.5)
+    for strategy in (None, "DEFAULT", PlacementGroupSchedulingStrategy(placement_group=None)):
+        assert "memory" not in asked_for(strategy, 0.0)  # a bundle may have none
+
+
 def test_values_out_of_range_are_refused(cluster):
     for wrong, message in (
         ({"deadline_s": 0}, "deadline_s: found 0"),

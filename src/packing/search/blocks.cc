@@ -97,7 +97,7 @@ class BlockAnnealing {
   /// `share` of all steps. Whether the deadline is over.
   bool run_round(Index round, double temperature, double share, bool last_level, std::int64_t& proposals,
                  std::int64_t& accepted) {
-    const auto regions = deal(round);
+    auto regions = deal(round);
     struct Done {
       std::int64_t proposals = 0, accepted = 0;
     };
@@ -106,6 +106,7 @@ class BlockAnnealing {
     const SharedWork walks{
         .body =
             [&](std::size_t b) {
+              find_movable(regions[b]);
               const auto movable = static_cast<double>(regions[b].movable.size());
               const Task task{.seed = seed_,
                               .level = round,
@@ -156,22 +157,27 @@ class BlockAnnealing {
       }
     }
     std::vector<Region> regions(blocks_);
-    std::vector<Index> block_of(problem_.row_shards());
     for (std::size_t u = 0; u < units_.size(); ++u) {
       const std::size_t block = u * blocks_ / units_.size();
       for (std::size_t k = 0; k < row_shards_of_unit_; ++k) {
         const auto rs = static_cast<Index>(units_[u] * row_shards_of_unit_ + k);
-        block_of[rs] = static_cast<Index>(block);
         regions[block].row_shards.push_back(rs);
         for (Index cell = problem_.first_cell(rs); cell < problem_.end_cell(rs); ++cell) {
           regions[block].cells.push_back(cell);
         }
       }
     }
-    for (const Index item : problem_.movable) {
-      regions[block_of[problem_.row_shard_of[state_.cell_of(item)]]].movable.push_back(item);
-    }
     return regions;
+  }
+
+  /// The items of a block, in the order of all. By whoever walks it: others need not know.
+  void find_movable(Region& region) const {
+    for (const Index cell : region.cells) {
+      for (const Index item : state_.items_in(cell)) {
+        if (problem_.is_movable[item]) region.movable.push_back(item);
+      }
+    }
+    std::ranges::sort(region.movable);
   }
 
   /// The totals as one of several blocks sees them: each mends its share of what the shards differ by. If all mended

@@ -61,14 +61,18 @@ State::State(const Problem& problem, const Arrangement& arrangement) : problem_(
 
 void State::set_members(Index cell, std::vector<Index> items, bool closed) {
   members_[cell] = std::move(items);
+  place_members(cell);
   CellSums sums{.closed = closed};
+  for (const Index item : members_[cell]) sums = changed(sums, Move::kNobody, item);
+  set_sums(cell, sums);
+}
+
+void State::place_members(Index cell) {
   for (std::size_t place = 0; place < members_[cell].size(); ++place) {
     const Index item = members_[cell][place];
     cell_of_[item] = cell;
     place_in_cell_[item] = static_cast<Index>(place);
-    sums = changed(sums, Move::kNobody, item);
   }
-  set_sums(cell, sums);
 }
 
 /// From its members and their sums.
@@ -121,6 +125,7 @@ void State::give(std::span<const Index> row_shards, std::vector<std::byte>& out)
     put(out, rs);
     for (Index cell = problem_->first_cell(rs); cell < problem_->end_cell(rs); ++cell) {
       put_list(out, std::span<const Index>(members_[cell]));
+      put(out, cells_[cell]);
     }
     const auto loads = std::as_bytes(std::span(loads_).subspan(rs * lanes, lanes));
     out.insert(out.end(), loads.begin(), loads.end());
@@ -132,7 +137,9 @@ void State::take(ByteReader& bytes) {
   for (auto row_shards = bytes.get<std::uint64_t>(); row_shards > 0; --row_shards) {
     const auto rs = bytes.get<Index>();
     for (Index cell = problem_->first_cell(rs); cell < problem_->end_cell(rs); ++cell) {
-      set_members(cell, bytes.get_list<Index>(), cells_[cell].closed);
+      members_[cell] = bytes.get_list<Index>();
+      place_members(cell);
+      set_sums(cell, bytes.get<CellSums>());
     }
     const auto loads = bytes.take(lanes * sizeof(std::int32_t));
     std::memcpy(loads_.data() + rs * lanes, loads.data(), loads.size());

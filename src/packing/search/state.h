@@ -153,6 +153,7 @@ class State {
   void refresh_slowest(Index row_shard);
   void set_sums(Index cell, const CellSums& sums);
   void set_members(Index cell, std::vector<Index> items, bool closed);
+  void place_members(Index cell);
   void make_anew(Index row_shard);
   void derive(Index row_shard);
   [[nodiscard]] double rough_cost(std::size_t stage, std::int64_t tokens, std::int64_t squares) const;

@@ -78,7 +78,7 @@ TEST(TeamVolume, a_round_of_the_search_sends_cells_samples_and_loads_and_nothing
   const std::size_t blocks = row_shards / static_cast<std::size_t>(search.block_rows);
   const std::size_t lanes = LaneShape(4, 4).lanes();
   ASSERT_GT(blocks, 1U);
-  const std::size_t of_a_round = row_shards * (4 + 4 * lanes) + static_cast<std::size_t>(rows.front()) * slots * 8 +
+  const std::size_t of_a_round = row_shards * (4 + 4 * lanes) + static_cast<std::size_t>(rows.front()) * slots * 48 +
                                  static_cast<std::size_t>(window.samples()) * 4 + blocks * 32 + kMembers * 8;
 
   // Longer messages are rounds; the rest asks whether time is over.
