@@ -286,6 +286,26 @@ def show(given: argparse.Namespace, result: dict[str, Any]) -> None:
         print(f"MiB {when:10}" + "".join(f"  {name} {value:.1f}" for name, value in line.items()))
 
 
+def start_ray(given: argparse.Namespace) -> None:
+    """A cluster of this machine alone."""
+    for attempt in range(4):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=given.cpus,
+                num_gpus=0,
+                include_dashboard=False,
+                object_store_memory=given.store_mib << 20,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+            return
+        except Exception:  # a node has 30 seconds to start, which a busy machine does not always give it
+            ray.shutdown()
+            if attempt == 3:
+                raise
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     for name, value in (
@@ -297,15 +317,7 @@ def main() -> int:
     parser.add_argument("--deadline-s", type=float, default=30.0)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     given = parser.parse_args()
-    ray.init(
-        address="local",
-        num_cpus=given.cpus,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=given.store_mib << 20,
-        log_to_driver=False,
-        configure_logging=False,
-    )
+    start_ray(given)
     try:
         result = run(given)
     finally:

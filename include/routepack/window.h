@@ -102,7 +102,8 @@ class Window {
   }
 
   /// The windows that this one was joined from, in the order of their samples; else this one.
-  [[nodiscard]] std::span<const Window> parts() const { return parts_.empty() ? std::span(this, 1) : parts_; }
+  [[nodiscard]] std::span<const Window> parts() const& { return parts_.empty() ? std::span(this, 1) : parts_; }
+  void parts() const&& = delete;  // they would be gone
   /// Whether all counts are in each process that works with the window: what is added up over samples is then known to
   /// all. The same in all members of a team, see load_window(); also in one that holds all counts while others do not.
   [[nodiscard]] bool whole() const { return whole_; }

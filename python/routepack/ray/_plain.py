@@ -73,7 +73,7 @@ def placement_map(where: Placement | Plan | npt.NDArray[np.int32] | None) -> npt
     if where is None:
         return None
     if isinstance(where, (Placement, Plan)):
-        return where.physical_to_logical.copy()
+        return np.array(where.physical_to_logical, dtype=np.int32)
     if not isinstance(where, np.ndarray) or where.ndim != 2:
         found = type(where).__name__
         raise InvalidInput(f"current: found {found}, wanted a Placement, a Plan, an array [layers, slots] or None")
