@@ -36,7 +36,6 @@ def test_fifty_windows_in_a_row_lose_nothing_while_counters_die(root):
 
 TWO_NODES = """
     import faulthandler, os, signal, sys, time
-    faulthandler.dump_traceback_later(240, exit=True)  # says where it waits
     sys.path.insert(0, sys.argv[1])
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     import ray
@@ -61,17 +60,19 @@ TWO_NODES = """
                 os.kill(process.process.pid, signal.SIGSTOP)
 
     settings = {"object_store_memory": 128 << 20}
-    cluster = patient(lambda: Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **settings}))
+    head = {"num_cpus": 2, "include_dashboard": False, **settings}
+    cluster = patient(lambda: Cluster(initialize_head=True, head_node_args=head))
     try:
         far = patient(lambda: cluster.add_node(num_cpus=1, **settings))
         cluster.wait_for_nodes(timeout=120)
         ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        faulthandler.dump_traceback_later(600, exit=True)  # more than all limits below; says where it waits
         near_id = ray.get_runtime_context().get_node_id()
         assert near_id != far.node_id
         routes = draw(2400, seed=1, tokens=(8, 20))  # so many that counts do not travel inside Ray's messages
         source = {id: ray.put(rows) for id, rows in routes.items()}
         with planning(counters=on_nodes([near_id, far.node_id]), source=source, count_s=20.0) as made:
-            assert made.wait_ready(120.0)
+            assert made.wait_ready(300.0)
             add(made, "far", routes)
             gather = made._counters.gather
 
@@ -110,7 +111,7 @@ TWO_NODES = """
 def test_counts_lost_with_their_node_are_counted_again(root, lost):
     folder = str(root / "python" / "tests" / "on_ray")
     command = [sys.executable, "-c", textwrap.dedent(TWO_NODES), folder, lost]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1200)
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
     lines = done.stdout.splitlines()  # among Ray's own
     assert "ok" in lines and "recounted 1200" in lines and "planners 1" in lines, done.stdout[-3000:]
