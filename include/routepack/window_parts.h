@@ -12,9 +12,10 @@ namespace routepack {
 
 /// Writes a `routepack.manifest/1` file (docs/formats.md) that names window files, in this order. Every file is read
 /// once. Paths are written relative to the manifest where that is possible.
+/// Returns the window that it makes.
 /// @throws as Window::load and Window::join; IoError; InvalidInput for a manifest among the parts, and for a path with
 ///         control characters or not in UTF-8
-void save_manifest(const std::filesystem::path& manifest, std::span<const std::filesystem::path> parts);
+Window save_manifest(const std::filesystem::path& manifest, std::span<const std::filesystem::path> parts);
 
 /// The window at `path`, by all members of a team together. Of a manifest each member reads some parts, and gets what
 /// the others read but for the counts; no other file is read twice. Only member 0 needs the manifest itself; the parts

@@ -26,8 +26,8 @@ struct ManifestArguments {
 int run_manifest(const ManifestArguments& args) {
   const std::vector<fs::path> parts(args.parts.begin(), args.parts.end());
   refuse_clashes(parts, {args.output});
-  save_manifest(args.output, parts);
-  const Window window = Window::load(args.output);
+  if (args.output.empty()) throw UsageError("--output is missing: -o MANIFEST");
+  const Window window = save_manifest(args.output, parts);
   if (args.json) {
     print_json({{"window", args.output},
                 {"parts", parts.size()},

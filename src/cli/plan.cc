@@ -244,6 +244,28 @@ void warn_of_models(const Stopwatch& watch, const PlanParams& params, const Wind
   }
 }
 
+/// All ranks of a team throw what one of them met: said once.
+Window load(const PlanArguments& args, const std::string& path) {
+  if (!args.team) return Window::load(path);
+  try {
+    return load_window(path, *args.team);
+  } catch (const PeerLost&) {
+    throw;
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
+
+/// Nobody writes a plan when somebody was told to stop.
+void leave_if_interrupted(const PlanArguments& args) {
+  bool stop = interrupted();
+  if (args.team) {
+    const std::byte mine{static_cast<unsigned char>(stop ? 1 : 0)};
+    for (const auto& theirs : args.team->all_gather(std::span(&mine, 1))) stop = stop || theirs.at(0) != std::byte{0};
+  }
+  if (stop) throw Cancelled("interrupted before the plan was written");
+}
+
 /// Plans windows that share a placement; one alone shares it with nobody. Nothing is written unless all plans exist.
 void plan_windows(const PlanArguments& args, std::span<const std::string> paths, std::optional<Placement>& current,
                   Report& report) {
@@ -254,7 +276,7 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
   instances.reserve(paths.size());
   std::vector<const Instance*> asked;
   for (const std::string& path : paths) {
-    windows.push_back(args.team ? load_window(path, *args.team) : Window::load(path));
+    windows.push_back(load(args, path));
     instances.push_back(instance_of(args.setup, windows.back(), path));
     asked.push_back(&instances.back());
     if (args.speaks()) warn_of_models(watch, args.setup.params, windows.back(), path);
@@ -277,6 +299,7 @@ void plan_windows(const PlanArguments& args, std::span<const std::string> paths,
   for (std::size_t k = 0; k < plans.size(); ++k) {
     planned.push_back(describe_plan(args, paths[k], instances[k], before, std::move(plans[k]), costs));
   }
+  leave_if_interrupted(args);
   current = planned.back().plan.placement;
   if (args.speaks()) write_plans(args, planned, report);
 }

@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <system_error>
 
@@ -38,6 +39,8 @@ int guarded(const std::function<int()>& body, const std::string& who) {
   } catch (const InternalError& error) {
     return fail(kBug, who + error.what());
   } catch (const Error& error) {
+    return fail(kBadInput, who + error.what());
+  } catch (const std::filesystem::filesystem_error& error) {
     return fail(kBadInput, who + error.what());
   } catch (const std::bad_alloc&) {
     return fail(kBadInput, who + "not enough memory for this input");

@@ -63,10 +63,22 @@ std::string path_in_manifest(const fs::path& path, const fs::path& home) {
                   printable_name(path.string())));
 }
 
+/// Where relative paths begin: beside the file itself, also behind links to it.
+fs::path folder_of(fs::path manifest) {
+  constexpr int kMostLinks = 40;
+  std::error_code error;
+  for (int links = 0; links < kMostLinks && fs::is_symlink(manifest, error); ++links) {
+    const fs::path target = fs::read_symlink(manifest, error);
+    if (error) break;
+    manifest = manifest.parent_path() / target;
+  }
+  return manifest.parent_path();
+}
+
 }  // namespace
 
 fs::path path_of_part(const fs::path& manifest, const ManifestPart& part) {
-  return manifest.parent_path() / fs::path(part.path);  // an absolute path stays what it is
+  return folder_of(manifest) / fs::path(part.path);  // an absolute path stays what it is
 }
 
 bool looks_like_a_manifest(std::span<const std::byte> file) {
@@ -145,8 +157,9 @@ Window load_parts(const fs::path& manifest, std::string_view text) {
   return Window::join(std::move(windows), names);
 }
 
-void save_manifest(const fs::path& manifest, std::span<const fs::path> parts) {
-  const fs::path home = fs::absolute(manifest).parent_path();
+Window save_manifest(const fs::path& manifest, std::span<const fs::path> parts) {
+  if (manifest.empty()) throw InvalidInput("manifest: found an empty path, wanted a file to write");
+  const fs::path home = fs::absolute(folder_of(fs::absolute(manifest)));
   std::vector<Window> windows;
   std::vector<std::string> names;
   std::vector<ManifestPart> written;
@@ -164,8 +177,9 @@ void save_manifest(const fs::path& manifest, std::span<const fs::path> parts) {
     written.push_back(
         {.path = named, .samples = windows.back().samples(), .fingerprint = windows.back().fingerprint()});
   }
-  (void)Window::join(std::move(windows), names);
+  Window joined = Window::join(std::move(windows), names);
   write_atomically(manifest, manifest_text(written));
+  return joined;
 }
 
 }  // namespace routepack

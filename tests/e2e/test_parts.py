@@ -290,3 +290,21 @@ def test_parts_need_a_folder(small):
     taken = small.write("taken", "a file")
     assert_refused(small, [*SMALL, "--parts", 2, "-o", taken], 2, "taken: wanted a folder for 2 parts")
     assert taken.read_text() == "a file"
+
+
+def test_a_manifest_can_go_to_standard_output(parts):
+    assert '"routepack.manifest/1"' in run("manifest", *parts.files, "-o", "/dev/stdout").stdout
+
+
+def test_a_manifest_needs_a_name(parts):
+    assert "--output is missing" in run("manifest", *parts.files, "-o", "", status=2).stderr
+
+
+def test_a_manifest_written_through_a_link_names_its_parts_from_where_it_lies(parts, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    link = tmp_path / "link.json"
+    link.symlink_to(elsewhere / "window.json")
+    run_json("manifest", *parts.files, "-o", link)
+    for path in (link, elsewhere / "window.json"):
+        assert run_json("inspect", path)["samples"] == 12
