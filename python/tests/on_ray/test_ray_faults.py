@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from ray_cluster import ENDLESS, add, draw, gone, lengths_of, plain_plan, planning
+from .ray_cluster import ENDLESS, add, draw, gone, lengths_of, plain_plan, planning
 
 import routepack
 from routepack.adapters import Reason

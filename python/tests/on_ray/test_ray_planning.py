@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 import pytest
-from ray_cluster import (
+from .ray_cluster import (
     CAPACITY,
     COST,
     ENDLESS,
