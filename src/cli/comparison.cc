@@ -130,7 +130,8 @@ Placed place(const std::string& name, const Placement* before, const Placement& 
   if (name == "sticky") {
     const PlanParams wanted = sticky_params(params);
     Placing placing(instance, from, demand, bound, wanted);
-    placing.place(PlacingStart::AsAsked);
+    SerialExecutor alone;
+    placing.place(PlacingStart::AsAsked, alone);
     return {.before = from,
             .now = placing.placement(),
             .made_afresh = true,

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/assert.h"
+#include "core/bytes.h"
 #include "placement/balance_layer.h"
 #include "placement/slots.h"
 #include "routepack/bounds.h"
@@ -118,6 +119,17 @@ class LayerPlan {
     ahead_ = {*swap};
   }
 
+  /// What another process needs to have the same ahead.
+  void give(std::vector<std::byte>& out) const {
+    put_list(out, std::span<const BalanceSwap>(ahead_));
+    put_list(out, std::span<const std::int64_t>(peaks_));
+  }
+  void take_over(ByteReader& reader) {
+    ahead_ = reader.get_list<BalanceSwap>();
+    peaks_ = reader.get_list<std::int64_t>();
+    taken_ = 0;
+  }
+
   [[nodiscard]] const BalanceLayer& balance() const { return balance_; }
   [[nodiscard]] std::int64_t swaps() const { return swaps_; }
 
@@ -147,6 +159,36 @@ void check(const StickyParams& params, const MoveLedger& ledger, std::size_t lay
   ROUTEPACK_ASSERT(ledger.moved() == 0, "sticky placement starts at home");
 }
 
+/// Layers that wait for it, each for itself: all swaps to its target, and how few could do.
+void look_ahead(std::span<const std::int64_t> demand, const Placement& home, const std::vector<bool>& waits,
+                std::vector<StickyLayer>& result, std::vector<LayerPlan>& plans, Executor& executor) {
+  const auto experts = static_cast<std::size_t>(home.experts());
+  const SharedWork looks{
+      .body =
+          [&](std::size_t l) {
+            if (!waits[l]) return;
+            result[l].swaps_needed = fewest_swaps(demand.subspan(l * experts, experts), home.ranks_of_layer(LayerId(l)),
+                                                  home.ranks(), result[l].target);
+            plans[l].look_ahead(result[l].target);
+          },
+      .give =
+          [&](std::size_t l, std::vector<std::byte>& out) {
+            if (!waits[l]) return;
+            put(out, result[l].swaps_needed.value_or(-1));
+            plans[l].give(out);
+          },
+      .take =
+          [&](std::size_t l, std::span<const std::byte> bytes) {
+            if (!waits[l]) return;
+            ByteReader reader(bytes);
+            const auto needed = reader.get<std::int64_t>();
+            result[l].swaps_needed = needed < 0 ? std::nullopt : std::optional(needed);
+            plans[l].take_over(reader);
+          },
+  };
+  executor.share(plans.size(), looks, Deadline());  // milliseconds: not worth cutting
+}
+
 struct Entry {
   double worth;
   LayerId layer;
@@ -166,6 +208,12 @@ LayerEnd reason(const StickyLayer& layer, std::int64_t balanced, bool refused) {
 }  // namespace
 
 StickyResult place_sticky(std::span<const std::int64_t> demand, MoveLedger& ledger, const StickyParams& params) {
+  SerialExecutor executor;
+  return place_sticky(demand, ledger, params, executor);
+}
+
+StickyResult place_sticky(std::span<const std::int64_t> demand, MoveLedger& ledger, const StickyParams& params,
+                          Executor& executor) {
   const Placement& home = ledger.home();
   const auto experts = static_cast<std::size_t>(home.experts());
   const auto layers = static_cast<std::size_t>(home.layers());
@@ -176,7 +224,7 @@ StickyResult place_sticky(std::span<const std::int64_t> demand, MoveLedger& ledg
   std::vector<StickyLayer> result(layers);
   std::vector<std::int64_t> balanced(layers);
   std::vector<LayerPlan> plans;
-  std::priority_queue<Entry> queue;
+  std::vector<bool> waits(layers, false);  // for a look ahead
   for (const LayerId l : IdRange<LayerId>(home.layers())) {
     const auto loads = demand.subspan(l * experts, experts);
     const std::int64_t total = std::accumulate(loads.begin(), loads.end(), std::int64_t{0});
@@ -188,9 +236,13 @@ StickyResult place_sticky(std::span<const std::int64_t> demand, MoveLedger& ledg
         bounds[l].any_placement <= balanced[l] ? balanced[l] : stretched(params.epsilon, bounds[l].any_placement, 1);
     layer.peak_before = layer.peak_after = bounds[l].placed_peak;
     if (layer.peak_before <= std::max(stretched(params.start_above, total, home.ranks()), layer.target)) continue;
-    layer.swaps_needed = fewest_swaps(loads, home.ranks_of_layer(l), home.ranks(), layer.target);
-    plans[l].look_ahead(layer.target);
-    queue.push({plans[l].best_stretch().worth, l});
+    waits[l] = true;
+  }
+  look_ahead(demand, home, waits, result, plans, executor);
+
+  std::priority_queue<Entry> queue;
+  for (const LayerId l : IdRange<LayerId>(home.layers())) {
+    if (waits[l]) queue.push({plans[l].best_stretch().worth, l});
   }
 
   std::vector<bool> tried(layers, false), refused(layers, false);

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "exec/executor.h"
 #include "routepack/moves.h"
 #include "routepack/placement.h"
 
@@ -27,6 +28,7 @@ struct StickyLayer {
   std::int64_t swaps = 0;                        ///< used
   /// Lower bound on the swaps that reach the target; absent when none do. 0 when the layer was kept.
   std::optional<std::int64_t> swaps_needed = 0;
+  bool operator==(const StickyLayer&) const = default;
 };
 
 struct StickyResult {
@@ -37,8 +39,12 @@ struct StickyResult {
 /// Swaps between the hottest rank of a layer and another, the most peak less per moved expert first over all layers,
 /// while the ledger allows it and the gain exceeds the price. The ledger's home is where experts are now; it must be
 /// settled there and comes back with the result's moves. `demand` is [L, E] as from aggregate_demand. H experts per
-/// rank always. A swap is found in O(E).
+/// rank always. A swap is found in O(E). The executor, or its team, looks ahead in all layers side by side; which of
+/// these swaps are taken is decided by everybody alike, in O(L log L) and what they cost.
 /// @throws InvalidInput for a negative or unordered epsilon, or token values of another shape
+StickyResult place_sticky(std::span<const std::int64_t> demand, MoveLedger& ledger, const StickyParams& params,
+                          Executor& executor);
+/// The same in the calling thread.
 StickyResult place_sticky(std::span<const std::int64_t> demand, MoveLedger& ledger, const StickyParams& params = {});
 
 }  // namespace routepack

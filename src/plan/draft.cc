@@ -18,7 +18,7 @@ Demands::Demands(std::span<const Instance* const> instances, const Placement& pl
 
 std::optional<Infeasible> Draft::place_and_pack(PlacingStart start) {
   planning_->run.enter(Phase::Place);
-  placing_.place(start);
+  placing_.place(start, planning_->executor);
   if (planning_->params.two_batches) placing_.commit();
   if (planning_->run.observer != nullptr) planning_->run.observer->placed(placing_.placement());
   for (std::size_t k = 0; k < steps_.size(); ++k) {

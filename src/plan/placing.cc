@@ -141,7 +141,7 @@ Placing::Placing(const Instance& instance, const Placement& home, std::span<cons
   free_ = ledger_.unlimited() && budget_.price == 0.0 && budget_.price_between_nodes == 0.0;
 }
 
-void Placing::place(PlacingStart start) {
+void Placing::place(PlacingStart start, Executor& executor) {
   if (start == PlacingStart::FromFresh) {
     placement_ = relabel(place_lpt(demand_, home_), home_, static_cast<std::int32_t>(params_->ranks_per_node));
     ledger_.recount(placement_);
@@ -156,7 +156,8 @@ void Placing::place(PlacingStart start) {
   const double tokens = static_cast<double>(instance_->capacity) * instance_->topology.shards();
   for (const LayerId l : instance_->window.layer_ids()) values.push_back(instance_->cost.expert_weight(l) / tokens);
   auto sticky = place_sticky(
-      demand_, ledger_, {.epsilon = params_->sticky_eps, .start_above = params_->sticky_eps, .token_value = values});
+      demand_, ledger_, {.epsilon = params_->sticky_eps, .start_above = params_->sticky_eps, .token_value = values},
+      executor);
   placement_ = std::move(sticky.placement);
   layers_ = std::move(sticky.layers);
 }

@@ -28,7 +28,7 @@ class Placing {
           const PlanParams& params);
 
   /// The placement before packing: as it is, fresh LPT, or the few swaps that balance the whole window.
-  void place(PlacingStart start);
+  void place(PlacingStart start, Executor& executor);
   /// Nothing limits or prices moves.
   [[nodiscard]] bool free() const { return free_; }
   /// From now on home is the placement there is, and the budget what is left of it.

@@ -7,12 +7,17 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include "exec/team.h"
+#include "exec/thread_pool.h"
 #include "routepack/score.h"
 #include "support/problems.h"
 #include "support/property.h"
+#include "support/team.h"
 
 namespace routepack::testing {
 namespace {
@@ -127,6 +132,27 @@ TEST(PlaceSticky, balances_many_small_experts_within_two_percent_without_saying_
       needed += *layer.swaps_needed;
     }
     RC_ASSERT(used <= 2 * needed);
+  });
+}
+
+TEST(PlaceSticky, comes_out_the_same_from_a_team_of_any_size) {
+  for_all(100, [] {
+    const Case it = draw_case();
+    const StickyParams params{.epsilon = it.epsilon, .start_above = it.start_above};
+    MoveLedger alone(it.home, it.budget, it.bytes);
+    const StickyResult wanted = place_sticky(it.demand, alone, params);
+    const auto found = in_team(draw(1, 5), [&](TeamLink& link) {
+      MoveLedger ledger(it.home, it.budget, it.bytes);
+      ThreadPool pool(2);
+      Team team(pool, link);
+      StickyResult result = place_sticky(it.demand, ledger, params, team);
+      return std::optional(std::pair(std::move(result), ledger == alone));
+    });
+    for (const auto& member : found) {
+      RC_ASSERT(member->first.placement == wanted.placement);
+      RC_ASSERT(member->first.layers == wanted.layers);
+      RC_ASSERT(member->second);
+    }
   });
 }
 

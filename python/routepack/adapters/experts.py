@@ -105,6 +105,16 @@ class WorkerExperts:
         return self._epoch
 
     @property
+    def moved(self) -> bool:
+        """Whether any slot has, now, another expert than that of its own number."""
+        here = self._shown
+        return here != Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks)
+
+    def has(self, module: Any) -> bool:
+        """Whether a module is one of this model's, on this rank."""
+        return any(module is one for chunk in self._chunks for one in _inside(chunk).modules())
+
+    @property
     def names(self) -> ExpertNames:
         """Renames between slots and experts, for the weights now in the slots. Names count layers from 0."""
         if self._names is None or self._names.placement is not self._shown:
@@ -408,6 +418,22 @@ def attached() -> list[WorkerExperts]:
     return [one for reference in _ALL if (one := reference()) is not None]
 
 
+def of_model(chunks: Any) -> WorkerExperts | None:
+    """Those of a model, given by its chunks or one of them, wrapped or not; None: they were never attached."""
+    wanted = {id(_inside(chunk)) for chunk in (chunks if isinstance(chunks, Sequence) else [chunks])}
+    for one in reversed(attached()):
+        if any(id(_inside(chunk)) in wanted for chunk in one._chunks):
+            return one
+    return None
+
+
+def _inside(chunk: Any) -> Any:
+    """The model behind Megatron's wrappers, such as DistributedDataParallel and Float16Module."""
+    while isinstance(getattr(chunk, "module", None), torch.nn.Module):
+        chunk = chunk.module
+    return chunk
+
+
 def _gathered(mine: Any, group: Any) -> list[Any]:
     """What every rank of a group says; what this one says where there is no group."""
     if group is None:
@@ -429,4 +455,4 @@ def _put_back(optimizer: Any, step: Any) -> None:
         del optimizer.__dict__["step"]
 
 
-__all__ = ["NotReady", "OtherStageFailed", "WeightCopies", "WorkerExperts", "attach", "attached"]
+__all__ = ["NotReady", "OtherStageFailed", "WeightCopies", "WorkerExperts", "attach", "attached", "of_model"]

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include "exec/team.h"
 #include "routepack/error.h"
 #include "routepack/score.h"
 #include "support/refusal.h"
+#include "support/team.h"
 
 namespace routepack {
 namespace {
@@ -108,6 +110,31 @@ TEST(PlaceSticky, refuses_thresholds_out_of_order) {
   const std::vector<std::int64_t> demand = {9, 7, 1, 3};
   EXPECT_EQ(refusal<InvalidInput>([&] { place_sticky(demand, ledger, {.epsilon = 0.02, .start_above = 0.01}); }),
             "sticky: found epsilon 0.02 and start above 0.01, wanted 0 <= epsilon <= start above");
+}
+
+/// Remembers how many pieces it was first asked for.
+class FirstCount final : public Executor {
+ public:
+  void for_each(std::size_t count, const std::function<void(std::size_t)>& body) override {
+    if (!first) first = count;
+    for (std::size_t i = 0; i < count; ++i) body(i);
+  }
+  [[nodiscard]] std::size_t width() const override { return 1; }
+  std::optional<std::size_t> first;
+};
+
+TEST(PlaceSticky, looks_ahead_in_each_layer_in_one_member_of_a_team) {
+  constexpr std::int32_t kLayers = 7;
+  std::vector<std::int64_t> demand;
+  for (std::int64_t l = 0; l < kLayers; ++l) demand.insert(demand.end(), {9 + l, 7, 1, 3});
+  const auto looked = testing::in_team(3, [&](TeamLink& link) {
+    MoveLedger ledger(Placement::identity(kLayers, 4, 2), {});
+    FirstCount local;
+    Team team(local, link);
+    place_sticky(demand, ledger, {}, team);
+    return local.first;
+  });
+  EXPECT_EQ(looked, (std::vector<std::optional<std::size_t>>{2, 2, 3}));
 }
 
 }  // namespace

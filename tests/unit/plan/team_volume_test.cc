@@ -4,15 +4,17 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
-#include <thread>
+#include <utility>
+#include <variant>
 #include <vector>
 
-#include "comm/in_process.h"
 #include "comm/team_link.h"
 #include "cost/kernels/lanes.h"
 #include "routepack/plan.h"
 #include "support/builders.h"
+#include "support/team.h"
 
 namespace routepack {
 namespace {
@@ -40,54 +42,59 @@ class Recording final : public Communicator, public Observer {
   std::string phase_ = "before";
 };
 
-TEST(TeamVolume, a_round_of_the_search_sends_cells_samples_and_loads_and_nothing_else) {
-  const Window window = testing::make_window(testing::random_window(5, 200, 4, 16, 2, 20, 400));
-  const CostModel cost({{.name = "full", .alpha = 12.0, .beta = 3.0}});
-  const Instance instance(window, Topology::megatron({.dp = 4, .ep = 4, .tp = 2}), cost, 1000, {}, Sync::Step);
-  PlanParams params;
-  params.effort = Effort::Fast;
-  params.placement = PlacementMode::Keep;
-  params.threads = 1;
+struct Member {
+  std::map<std::string, std::vector<std::size_t>> told;
+  std::int64_t sent = 0;
+  Plan plan;
+};
 
-  InProcessNetwork network(kMembers);
-  std::vector<std::map<std::string, std::vector<std::size_t>>> told(kMembers);
-  std::vector<std::int64_t> sent(kMembers);
-  std::vector<std::int64_t> rows(kMembers);
-  std::vector<std::int64_t> levels(kMembers);
-  {
-    std::vector<std::jthread> members;
-    for (std::int32_t r = 0; r < kMembers; ++r) {
-      members.emplace_back([&, r] {
-        TeamLink link(network.end(r), std::chrono::seconds(60));
-        Recording recording(link);
-        const auto made =
-            make_plan(instance, params, nullptr, {.observer = &recording, .stop = {}, .team = &recording});
-        const auto at = static_cast<std::size_t>(r);
-        rows[at] = std::get<Plan>(made).rows.rows;
-        levels[at] = std::get<Plan>(made).search.levels;
-        told[at] = recording.told;
-        sent[at] = link.sent_bytes();
-      });
-    }
-  }
+std::vector<Member> planned_by_members(const Instance& instance, const PlanParams& params) {
+  auto made = testing::in_team(kMembers, [&](TeamLink& link) {
+    Recording recording(link);
+    auto plan = make_plan(instance, params, nullptr, {.observer = &recording, .stop = {}, .team = &recording});
+    return std::optional(Member{recording.told, link.sent_bytes(), std::get<Plan>(std::move(plan))});
+  });
+  std::vector<Member> members;
+  for (auto& member : made) members.push_back(*std::move(member));
+  return members;
+}
 
-  const SearchParams search = params.effective_search();
-  const auto shards = static_cast<std::size_t>(instance.topology.shards());
-  const auto slots = static_cast<std::size_t>(instance.topology.slots());
-  const std::size_t row_shards = static_cast<std::size_t>(rows.front()) * shards;
+class TeamVolume : public ::testing::Test {
+ protected:
+  const Window window_ = testing::make_window(testing::random_window(5, 200, 4, 16, 2, 20, 400));
+  const CostModel cost_ = CostModel({{.name = "full", .alpha = 12.0, .beta = 3.0}});
+  const Instance instance_ =
+      Instance(window_, Topology::megatron({.dp = 4, .ep = 4, .tp = 2}), cost_, 1000, {}, Sync::Step);
+  PlanParams params_ = [] {
+    PlanParams params;
+    params.effort = Effort::Fast;
+    params.placement = PlacementMode::Keep;
+    params.threads = 1;
+    return params;
+  }();
+};
+
+TEST_F(TeamVolume, a_round_of_the_search_sends_cells_samples_and_loads_and_nothing_else) {
+  const auto members = planned_by_members(instance_, params_);
+  const Plan& plan = members.front().plan;
+
+  const SearchParams search = params_.effective_search();
+  const auto shards = static_cast<std::size_t>(instance_.topology.shards());
+  const auto slots = static_cast<std::size_t>(instance_.topology.slots());
+  const std::size_t row_shards = static_cast<std::size_t>(plan.rows.rows) * shards;
   const std::size_t blocks = row_shards / static_cast<std::size_t>(search.block_rows);
   const std::size_t lanes = LaneShape(4, 4).lanes();
   ASSERT_GT(blocks, 1U);
-  const std::size_t of_a_round = row_shards * (4 + 4 * lanes) + static_cast<std::size_t>(rows.front()) * slots * 48 +
-                                 static_cast<std::size_t>(window.samples()) * 4 + blocks * 32 + kMembers * 8;
+  const std::size_t of_a_round = row_shards * (4 + 4 * lanes) + static_cast<std::size_t>(plan.rows.rows) * slots * 48 +
+                                 static_cast<std::size_t>(window_.samples()) * 4 + blocks * 32 + kMembers * 8;
 
   // Longer messages are rounds; the rest asks whether time is over.
   std::vector<std::vector<std::size_t>> rounds(kMembers);
   for (std::size_t r = 0; r < kMembers; ++r) {
-    for (const std::size_t bytes : told[r].at("search")) {
+    for (const std::size_t bytes : members[r].told.at("search")) {
       if (bytes > 8) rounds[r].push_back(bytes);
     }
-    ASSERT_EQ(rounds[r].size(), static_cast<std::size_t>(levels[r] * search.rounds));
+    ASSERT_EQ(rounds[r].size(), static_cast<std::size_t>(plan.search.levels * search.rounds));
   }
   for (std::size_t k = 0; k < rounds.front().size(); ++k) {
     std::size_t all = 0;
@@ -96,13 +103,30 @@ TEST(TeamVolume, a_round_of_the_search_sends_cells_samples_and_loads_and_nothing
   }
 
   // A message to all is sent to each of the others, behind its size.
-  for (std::size_t r = 0; r < kMembers; ++r) {
+  for (const Member& member : members) {
     std::int64_t wanted = 0;
-    for (const auto& [phase, messages] : told[r]) {
+    for (const auto& [phase, messages] : member.told) {
       for (const std::size_t bytes : messages) wanted += (kMembers - 1) * static_cast<std::int64_t>(8 + bytes);
     }
-    EXPECT_EQ(sent[r], wanted);
+    EXPECT_EQ(member.sent, wanted);
   }
+}
+
+TEST_F(TeamVolume, the_sticky_placement_sends_the_swaps_ahead_of_each_layer) {
+  params_.placement = PlacementMode::Sticky;
+  params_.moves = "free";  // nothing limits or prices them, so that all swaps ahead are taken
+  params_.sticky_eps = 0.0001;
+  const auto members = planned_by_members(instance_, params_);
+  const PlacementReport& report = members.front().plan.placing;
+  std::size_t wanted = kMembers * 8 + report.layers.size() * 8 + static_cast<std::size_t>(report.sticky_swaps) * 40;
+  for (const LayerEnd end : report.layers) wanted += end != LayerEnd::Kept ? 32 : 0;
+  ASSERT_GT(report.sticky_swaps, 0);
+
+  std::size_t all = 0;
+  for (const Member& member : members) {
+    for (const std::size_t bytes : member.told.at("place")) all += bytes;
+  }
+  EXPECT_EQ(all, wanted);
 }
 
 }  // namespace
