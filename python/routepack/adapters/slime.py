@@ -176,9 +176,10 @@ def split_train_data(self: Any, data: Any) -> Any:
         _MOVED.pop(self, None)
 
 
-def placement_message(physical_to_logical: Any, ranks: int, epoch: int) -> dict[str, Any]:
-    """A placement as it travels."""
-    return {"maps": np.array(physical_to_logical, dtype=np.int32), "ranks": int(ranks), "epoch": int(epoch)}
+def placement_message(physical_to_logical: Any, ranks: int, epoch: int, failed: str = "") -> dict[str, Any]:
+    """A placement as it travels; from actors whose move of that epoch failed, with the reason."""
+    maps = np.array(physical_to_logical, dtype=np.int32)
+    return {"maps": maps, "ranks": int(ranks), "epoch": int(epoch), "failed": failed}
 
 
 def placement_of(message: Any) -> tuple[Placement, int]:
@@ -188,10 +189,15 @@ def placement_of(message: Any) -> tuple[Placement, int]:
 
 
 def _follow(manager: Any, session: Session) -> None:
-    """The session plans from where training actors say that experts are: at the start, and after a checkpoint."""
+    """The session plans from where training actors say that experts are: at the start, after a checkpoint, and after a
+    move that failed, unless a later one has been asked for since."""
     told = (getattr(manager, "train_parallel_config", None) or {}).get(PLACEMENT)
-    if told is not None and told is not _TOLD.get(manager):
-        _TOLD[manager] = told
+    if told is None or told is _TOLD.get(manager):
+        return
+    _TOLD[manager] = told
+    if told["failed"]:
+        session.not_moved(told["failed"])
+    if not told["failed"] or int(told["epoch"]) >= session.epoch:
         session.resume(told["maps"], int(told["epoch"]))
 
 

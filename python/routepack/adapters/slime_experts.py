@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from routepack._core import Placement
 from routepack._errors import InvalidInput
 from routepack.adapters._hooks import need_function
-from routepack.adapters.slime import placement_of
+from routepack.adapters.slime import PLACEMENT, placement_message, placement_of
 
 if TYPE_CHECKING:
     from routepack.adapters.experts import WorkerExperts
@@ -119,7 +119,7 @@ def move(actor: Any, message: Any) -> None:
     """Before the first pass over a batch. Collective over all ranks: the weights in training go into the slots, then
     experts move. A move that failed whole leaves a step that trains with experts where they were, on all ranks.
 
-    :param actor: slime's, which knows whose weights are in the slots
+    :param actor: slime's, which knows whose weights are in the slots, and the rollout manager
     :param message: what came with the rollout data
     """
     if _EXPERTS is None:
@@ -129,6 +129,15 @@ def move(actor: Any, message: Any) -> None:
     failed = _EXPERTS.try_move(*placement_of(message))
     if failed:
         _LOG.warning("routepack: experts were not moved, and the step trains where they are: %s", failed)
+        _tell(actor, _EXPERTS, failed)
+
+
+def _tell(actor: Any, experts: WorkerExperts, failed: str) -> None:
+    """The rollout manager plans on from where experts are. Nobody waits: it may be in the middle of a rollout."""
+    here = placement_message(experts.placement.physical_to_logical, experts.placement.ranks, experts.epoch, failed)
+    actor.train_parallel_config = {**actor.train_parallel_config, PLACEMENT: here}
+    if actor.args.rank == 0:  # as in slime's set_rollout_manager
+        actor.rollout_manager.set_train_parallel_config.remote(actor.train_parallel_config)
 
 
 def checkpoint_folder(load: Any, step: Any = None) -> pathlib.Path | None:

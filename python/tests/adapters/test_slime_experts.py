@@ -121,6 +121,65 @@ def test_a_placement_travels_with_the_data_of_every_rank(
     assert slime.placement_of(last[0][slime.PLACEMENT])[1] == 4
 
 
+def test_the_manager_plans_on_from_where_experts_stayed(
+    planner: PlannerProcess, monkeypatch: pytest.MonkeyPatch, warned: Any
+) -> None:
+    shared(monkeypatch, planner)
+    batch = Batch()
+    home = Placement.identity(layers=batch.layers - 1, experts=batch.experts, ranks=2)
+    manager, batch = manager_of(slime.placement_message(home.physical_to_logical, 2, 6))
+    first = manager._split_train_data_by_dp(slime_jobs.data_of(batch))
+    wanted, _ = slime.placement_of(first[0][slime.PLACEMENT])
+    session = slime.session_of(manager)
+
+    def say(epoch: int) -> None:
+        config = {**manager.train_parallel_config}
+        config[slime.PLACEMENT] = slime.placement_message(home.physical_to_logical, 2, epoch, "a rank is silent")
+        manager.train_parallel_config = pickle.loads(pickle.dumps(config))
+
+    say(7)
+    again = manager._split_train_data_by_dp(slime_jobs.data_of(batch))
+    (text,) = warned()
+    assert "experts were not moved" in text and "a rank is silent" in text
+    placement, epoch = slime.placement_of(again[0][slime.PLACEMENT])
+    assert epoch == 8 and placement == wanted != home  # the same plan, as it begins at the same place
+    assert session.metrics["routepack/fallbacks"] == 1.0
+    say(7)  # heard of too late: epoch 8 is on its way, and the next plan begins there
+    third = manager._split_train_data_by_dp(slime_jobs.data_of(batch))
+    after, epoch = slime.placement_of(third[0][slime.PLACEMENT])
+    assert epoch == 9 and after != placement
+    assert np.count_nonzero(after.physical_to_logical != placement.physical_to_logical) < np.count_nonzero(
+        after.physical_to_logical != home.physical_to_logical
+    )
+
+
+def test_an_actor_whose_move_failed_tells_the_manager() -> None:
+    home = Placement.identity(layers=2, experts=4, ranks=2)
+    told: list[Any] = []
+    remote = types.SimpleNamespace(remote=told.append)
+    manager = types.SimpleNamespace(set_train_parallel_config=remote)
+    failing = types.SimpleNamespace(
+        placement=home, epoch=5, try_move=lambda placement, epoch: "a rank is silent", on_move=lambda listener: None
+    )
+    wanted = slime.placement_message(home.physical_to_logical[:, ::-1], 2, 5)
+    slime_experts.use(failing)  # type: ignore[arg-type]
+    try:
+        for rank in range(2):
+            actor = types.SimpleNamespace(
+                _active_model_tag=slime_experts.TRAINED,
+                args=argparse.Namespace(rank=rank),
+                train_parallel_config={"dp_size": 2},
+                rollout_manager=manager,
+            )
+            slime_experts.move(actor, wanted)
+            assert actor.train_parallel_config[slime.PLACEMENT]["failed"] == "a rank is silent"
+    finally:
+        slime_experts.use(None)
+    (config,) = told
+    placement, epoch = slime.placement_of(config[slime.PLACEMENT])
+    assert config["dp_size"] == 2 and placement == home and epoch == 5
+
+
 @pytest.mark.parametrize("told", [None, slime.placement_message([range(8)] * 2, 4, 0)])
 def test_actors_that_cannot_move_leave_the_step_to_slime(
     told: Any, planner: PlannerProcess, monkeypatch: pytest.MonkeyPatch, warned: Any
