@@ -20,6 +20,7 @@
 #include "routepack/error.h"
 #include "routepack/plan.h"
 #include "routepack/plan_file.h"
+#include "routepack/verify.h"
 #include "routepack/window_parts.h"
 #include "support/team.h"
 #include "support/temporary_folder.h"
@@ -169,6 +170,26 @@ TEST_P(PartsFor, are_planned_as_by_one_process_with_any_placement) {
     job.params.placement = mode;
     job.params.moves = moves;
     expect_plan_as_alone(spec_of(2), job);
+  }
+}
+
+TEST_P(PartsFor, come_to_one_valid_plan_when_a_deadline_cuts_it) {
+  const TemporaryFolder folder;
+  const fs::path manifest = write_parts(folder.path(), cut(random_window(9, 400, 3, 16, 2, 20, 300), {90, 100, 350}));
+  Job job;
+  job.params.effort = Effort::Quality;
+  job.params.deadline_ms = 60;
+  const auto texts = in_team(GetParam(), [&](TeamLink& link) {
+    return outcome_of([&] { return plans_of({load_window(manifest, link)}, job, &link); });
+  });
+  const std::string& text = texts.front().text;
+  ASSERT_THAT(text, HasSubstr("\n{"));
+  const PlanRecord plan = parse_plan(text.substr(text.find('\n') + 1), "plan");
+  EXPECT_FALSE(plan.complete);
+  for (const Violation& violation : verify(Window::load(manifest), plan).violations) ADD_FAILURE() << violation.message;
+  for (const Outcome& outcome : texts) {
+    EXPECT_EQ(outcome.error, "");
+    EXPECT_EQ(outcome.text, text);
   }
 }
 
