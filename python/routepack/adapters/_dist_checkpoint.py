@@ -17,18 +17,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from routepack._errors import InvalidInput
+from routepack.adapters._hooks import Replaced
 from routepack.transfer.checkpoint import STAMP
 from routepack.transfer.relabel import in_slot_order
 
 _PACKAGE = "megatron.core.dist_checkpointing"
 _EXPERTS: list[weakref.ref[Any]] = []
-_ORIGINALS: list[tuple[Any, str, Any]] = []
+_REPLACED = Replaced()
 
 
 def install(experts: weakref.ref[Any]) -> None:
     """From now on checkpoints of this process are those of these experts; of the newest, when there are several."""
     _EXPERTS.append(experts)
-    if _ORIGINALS:
+    if _REPLACED:
         return
     package = importlib.import_module(_PACKAGE)
     for name, how in (("save", _saving), ("load", _loading)):
@@ -38,14 +39,11 @@ def install(experts: weakref.ref[Any]) -> None:
         replacement = functools.wraps(original)(how(original))
         for owner in list(sys.modules.values()):
             if getattr(owner, "__dict__", {}).get(name) is original:
-                _ORIGINALS.append((owner, name, original))
-                setattr(owner, name, replacement)
+                _REPLACED.put(owner, name, replacement)
 
 
 def uninstall() -> None:
-    while _ORIGINALS:
-        owner, name, original = _ORIGINALS.pop()
-        setattr(owner, name, original)
+    _REPLACED.put_back()
     _EXPERTS.clear()
 
 

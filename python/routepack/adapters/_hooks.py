@@ -66,6 +66,46 @@ def with_global(function: Any, name: str, value: Any) -> Callable[..., Any]:
     return made
 
 
+_ABSENT = object()
+
+
+class Replaced:
+    """What an adapter has replaced in this process: attributes of modules and classes, entries of dictionaries."""
+
+    def __init__(self) -> None:
+        self._were: list[tuple[Any, Any, Any]] = []  # owner, name, what was there
+
+    def put(self, owner: Any, name: Any, value: Any) -> None:
+        """Puts a value in the place of what is there, or where nothing was."""
+        table = owner if isinstance(owner, dict) else vars(owner)
+        self._were.append((owner, name, table.get(name, _ABSENT)))
+        _set(owner, name, value)
+
+    def has(self, owner: Any, name: Any = None) -> bool:
+        """Whether something of an owner is replaced; whether that is, when a name is given."""
+        return any(known is owner and name in (None, at) for known, at, _ in self._were)
+
+    def put_back(self) -> None:
+        """Everything is as it was, the last first."""
+        while self._were:
+            _set(*self._were.pop())
+
+    def __bool__(self) -> bool:
+        return bool(self._were)
+
+
+def _set(owner: Any, name: Any, value: Any) -> None:
+    if isinstance(owner, dict):
+        if value is _ABSENT:
+            del owner[name]
+        else:
+            owner[name] = value
+    elif value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
 def run_script(install: Callable[[], object], usage: str) -> None:
     """`python -m routepack.adapters.X script.py arguments`: installs, then runs the script as if it were alone."""
     if len(sys.argv) < 2:

@@ -27,7 +27,7 @@ import numpy as np
 from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
-from routepack.adapters._hooks import module_of
+from routepack.adapters._hooks import Replaced, module_of
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import Counted, RouteCounts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
@@ -42,7 +42,7 @@ Groups = list[list[list[int]]]  # [row][rank of the data- and context-parallel g
 _LOG = logging.getLogger("routepack")
 _LOCK = threading.Lock()
 _ACTIVE: _Active | None = None
-_ORIGINALS: list[tuple[Any, Any, Any]] = []  # (dictionary or object, key, what was there)
+_REPLACED = Replaced()
 
 
 @dataclasses.dataclass(eq=False)
@@ -97,26 +97,21 @@ def install(settings: Settings | None = None, config: Any = None, *, module: Any
     with _LOCK:
         _ACTIVE = _Active(chosen, config)
     for key, scheduler in packing.items():
-        _replace(owner.scheduler_map, key, _planning(scheduler))
+        _REPLACED.put(owner.scheduler_map, key, _planning(scheduler))
     if hybrid is not None:
-        _replace(hybrid, "__next__", _hybrid_next(hybrid.__next__))
+        _REPLACED.put(hybrid, "__next__", _hybrid_next(hybrid.__next__))
     wrap = getattr(owner, "wrap_data_iterator", None)
     if wrap is not None:
         replacement = _moving(wrap)
         for user in list(sys.modules.values()):
             if getattr(user, "wrap_data_iterator", None) is wrap:
-                _replace(user, "wrap_data_iterator", replacement)
+                _REPLACED.put(user, "wrap_data_iterator", replacement)
 
 
 def uninstall() -> None:
     """Takes the hooks out again, and ends the planner."""
     global _ACTIVE
-    while _ORIGINALS:
-        owner, key, original = _ORIGINALS.pop()
-        if isinstance(owner, dict):
-            owner[key] = original
-        else:
-            setattr(owner, key, original)
+    _REPLACED.put_back()
     with _LOCK:
         active, _ACTIVE = _ACTIVE, None
     if active is not None and active.session is not None:
@@ -449,12 +444,3 @@ def _experts(active: _Active) -> int:
 
 def _size(config: Any, name: str, default: int = 1) -> int:
     return int(getattr(config, name, None) or default)
-
-
-def _replace(owner: Any, key: Any, value: Any) -> None:
-    if isinstance(owner, dict):
-        _ORIGINALS.append((owner, key, owner[key]))
-        owner[key] = value
-    else:
-        _ORIGINALS.append((owner, key, getattr(owner, key)))
-        setattr(owner, key, value)

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from routepack._core import Placement
 from routepack._errors import InvalidInput
-from routepack.adapters._hooks import need_function
+from routepack.adapters._hooks import Replaced, need_function
 from routepack.adapters.slime import PLACEMENT, placement_message, placement_of
 
 if TYPE_CHECKING:
     from routepack.adapters.experts import WorkerExperts
 
 _LOG = logging.getLogger("routepack")
-_ORIGINALS: list[tuple[Any, str, Any]] = []
+_REPLACED = Replaced()
 _EXPERTS: WorkerExperts | None = None
 #: of each holder of copies: tag → the placement under which it was taken
 _TAKEN: weakref.WeakKeyDictionary[Any, dict[str, Placement]] = weakref.WeakKeyDictionary()
@@ -58,11 +58,11 @@ def install(*, model: Any = None, common: Any = None, backuper: Any = None, tens
     if model is not None:
         setup = need_function("slime", model, "setup_model_and_optimizer", ["args", "role"])
         load = need_function("slime", model, "load_checkpoint", ["ddp_model", "optimizer"])
-        _replace(model, "setup_model_and_optimizer", _attaching(setup))
-        _replace(model, "load_checkpoint", _restoring(load))
+        _REPLACED.put(model, "setup_model_and_optimizer", _attaching(setup))
+        _REPLACED.put(model, "load_checkpoint", _restoring(load))
     if common is not None:
         name = "_named_params_and_buffers_global"
-        _replace(common, name, _naming(need_function("slime", common, name, ["args", "model"])))
+        _REPLACED.put(common, name, _naming(need_function("slime", common, name, ["args", "model"])))
     if backuper is not None:
         holder = backuper._TensorBackuperNormal
         for name, parameters, how in (
@@ -71,23 +71,21 @@ def install(*, model: Any = None, common: Any = None, backuper: Any = None, tens
             ("copy", ["self", "src_tag", "dst_tag"], _copying),
         ):
             need_function("slime", holder, name, parameters)
-            _replace(holder, name, how(vars(holder)[name]))
+            _REPLACED.put(holder, name, how(vars(holder)[name]))
     if tensor is not None:
         updater = tensor.UpdateWeightFromTensor
         update = need_function("slime", updater, "update_weights", ["self"], calls="get_hf_weight_chunks")
         configure = need_function("slime", tensor, "configure_expert_routing", ["full_param_info_buckets"])
         made = need_function("slime", updater, "__init__", ["self", "args", "model"])
-        _replace(tensor, "configure_expert_routing", _remembering(configure))
-        _replace(updater, "__init__", _listing(made))
-        _replace(updater, "update_weights", _syncing(update, tensor))
+        _REPLACED.put(tensor, "configure_expert_routing", _remembering(configure))
+        _REPLACED.put(updater, "__init__", _listing(made))
+        _REPLACED.put(updater, "update_weights", _syncing(update, tensor))
 
 
 def uninstall() -> None:
     """Takes the hooks out again, and forgets the experts."""
     global _EXPERTS
-    while _ORIGINALS:
-        owner, name, original = _ORIGINALS.pop()
-        setattr(owner, name, original)
+    _REPLACED.put_back()
     _EXPERTS = None
     _ROUTED.clear()
 
@@ -308,11 +306,6 @@ def _list_again(updater: Any, owner: Any) -> None:
         again = {**_ROUTED, "full_param_info_buckets": updater._full_param_info_buckets}
         configure: Callable[..., Any] = owner.configure_expert_routing
         updater._non_expert_param_info_buckets, updater._expert_transfer_plan = configure(**again)
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _ORIGINALS.append((owner, name, vars(owner)[name]))
-    setattr(owner, name, value)
 
 
 __all__ = ["TRAINED", "checkpoint_folder", "current", "install", "move", "refuse", "uninstall", "use"]
