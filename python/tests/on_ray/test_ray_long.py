@@ -84,11 +84,11 @@ TWO_NODES = """
 
             made._counters.gather = lossy
             begun = time.monotonic()
-            future = made.submit("far", list(routes), lengths_of(routes), deadline_s=60.0)
+            future = made.submit("far", list(routes), lengths_of(routes), deadline_s=150.0)
             plan = future.result()
             assert plan is not None, (future.fallback, future.metrics)
-            assert time.monotonic() - begun < 60.0 + 20.0 + 5.0
-            assert plan.hash == plain_plan(routes).hash
+            assert time.monotonic() - begun < 150.0 + 20.0 + 5.0
+            assert plan.hash == plain_plan(routes).hash, future.metrics
             print("recounted", int(future.metrics["routepack/ray_samples_recounted"]))
             print("planners", 1 + int(future.metrics["routepack/planner_restarts"]))
             made._counters.gather = gather
