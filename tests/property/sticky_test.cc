@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -146,12 +145,12 @@ TEST(PlaceSticky, comes_out_the_same_from_a_team_of_any_size) {
       ThreadPool pool(2);
       Team team(pool, link);
       StickyResult result = place_sticky(it.demand, ledger, params, team);
-      return std::optional(std::pair(std::move(result), ledger == alone));
+      return std::pair(std::move(result), ledger == alone);
     });
     for (const auto& member : found) {
-      RC_ASSERT(member->first.placement == wanted.placement);
-      RC_ASSERT(member->first.layers == wanted.layers);
-      RC_ASSERT(member->second);
+      RC_ASSERT(member.first.placement == wanted.placement);
+      RC_ASSERT(member.first.layers == wanted.layers);
+      RC_ASSERT(member.second);
     }
   });
 }

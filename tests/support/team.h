@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "comm/in_process.h"
@@ -21,15 +23,17 @@ auto in_team(std::int32_t members, const Body& body,
              std::chrono::milliseconds limit = std::chrono::milliseconds(60'000)) {
   using Result = std::invoke_result_t<Body, TeamLink&>;
   InProcessNetwork network(members);
-  std::vector<Result> results(static_cast<std::size_t>(members));
+  std::vector<std::optional<Result>> made(static_cast<std::size_t>(members));  // bits of a vector<bool> share a word
   std::vector<std::thread> threads;
   for (std::int32_t r = 0; r < members; ++r) {
     threads.emplace_back([&, r] {
       TeamLink link(network.end(r), limit);
-      results[static_cast<std::size_t>(r)] = body(link);
+      made[static_cast<std::size_t>(r)] = body(link);
     });
   }
   for (std::thread& thread : threads) thread.join();
+  std::vector<Result> results;
+  for (std::optional<Result>& one : made) results.push_back(*std::move(one));
   return results;
 }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -49,14 +48,11 @@ struct Member {
 };
 
 std::vector<Member> planned_by_members(const Instance& instance, const PlanParams& params) {
-  auto made = testing::in_team(kMembers, [&](TeamLink& link) {
+  return testing::in_team(kMembers, [&](TeamLink& link) {
     Recording recording(link);
-    auto plan = make_plan(instance, params, nullptr, {.observer = &recording, .stop = {}, .team = &recording});
-    return std::optional(Member{recording.told, link.sent_bytes(), std::get<Plan>(std::move(plan))});
+    auto made = make_plan(instance, params, nullptr, {.observer = &recording, .stop = {}, .team = &recording});
+    return Member{recording.told, link.sent_bytes(), std::get<Plan>(std::move(made))};
   });
-  std::vector<Member> members;
-  for (auto& member : made) members.push_back(*std::move(member));
-  return members;
 }
 
 class TeamVolume : public ::testing::Test {
