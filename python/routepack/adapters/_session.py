@@ -160,10 +160,19 @@ class Session:
             self._current = None if physical_to_logical is None else np.array(physical_to_logical, dtype=np.int32)
             self._last = None
 
-    def resume(self, physical_to_logical: npt.NDArray[np.int32] | None, epoch: int) -> None:
-        """Where experts are, when others know better: after a checkpoint was loaded, or a move failed elsewhere."""
-        self.current = physical_to_logical
-        self.epoch = epoch
+    def resume(
+        self, physical_to_logical: npt.NDArray[np.int32] | None, epoch: int, *, keep_plan: bool = False
+    ) -> None:
+        """Where experts are, when others know better: after a checkpoint was loaded, or a move failed elsewhere.
+
+        :param keep_plan: the last plan's layout serves the passes of its window that still come
+        """
+        with self._lock:
+            last = self._last
+            self.current = physical_to_logical
+            self.epoch = epoch
+            if keep_plan:
+                self._last = last
 
     def not_moved(self, text: str) -> None:
         """Experts stayed where they were though the layout is in use already: warned about and counted as a step

@@ -50,6 +50,11 @@ class Settings:
         if not 0.0 <= self.max_missing <= 1.0:
             raise InvalidInput(f"max_missing: found {self.max_missing}, wanted a share from 0 to 1")
 
+    @property
+    def moves_itself(self) -> bool:
+        """Whether an adapter that can move experts has to: no `on_placement` does it."""
+        return self.enabled and self.mode != "packing" and self.on_placement is None
+
     def need_mover(self, why: str = "") -> None:
         """For an adapter that does not move experts itself. @raises InvalidInput"""
         if self.enabled and self.mode != "packing" and self.on_placement is None:

@@ -13,13 +13,16 @@ and in its configuration, so that workers know the hook too:
 AReaL chooses the mini-batches of `ppo_update` on each rank, after it has dealt trajectories to ranks. Both choices are
 made again here, by AReaL's own functions, to learn which samples make up which optimizer step; those stay together. The
 plan then says on which rank and in which microbatch each of them trains. Routes are counted in the workflow, with
-`counts_of`, as AReaL's trainer drops the routes themselves.
+`counts_of`, as AReaL's trainer drops the routes themselves. With mode 'placement' or 'both' the controller moves
+experts in its workers before the first pass of the policy over a batch (`areal_mover`, `areal_experts`).
 Source: areal/infra/controller/train_controller.py, areal/trainer/ppo/actor.py, areal/utils/data.py of AReaL 1.0.4.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import dataclasses
 import functools
 import logging
 import math
@@ -33,10 +36,11 @@ import numpy as np
 import numpy.typing as npt
 
 from routepack import exporters
-from routepack._core import Constraints, Topology
+from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack._replay import count_routes_report
-from routepack.adapters._hooks import module_of, need_function
+from routepack.adapters import areal_experts, areal_mover
+from routepack.adapters._hooks import Replaced, module_of, need_function
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import Counted
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
@@ -51,12 +55,13 @@ ROWS = "routepack_rows"  #: int64 [n]: which samples of a trajectory this rank g
 CELLS = "routepack_cells"  #: int64 [n, 2]: optimizer step and row of each of them
 METHODS = ("compute_logp", "ppo_update")
 
-_ORIGINALS: list[tuple[Any, str, Any]] = []
+_REPLACED = Replaced()
 _SETTINGS: Settings | None = None
 _SESSION: Session | None = None
 _ACTOR: Any = None  # the controller that trains
 _STEPS: list[list[int]] = []  # samples of the optimizer steps of the batch that was planned last
 _WORKERS = False
+_MOVER: areal_mover.Mover | None = None  # of the workers whose experts move
 _GROUPS: contextvars.ContextVar[list[list[int]] | None] = contextvars.ContextVar("routepack_areal_groups", default=None)
 
 
@@ -93,7 +98,6 @@ def install(settings: Settings | None = None, *, workers: bool = False) -> None:
     """
     global _SETTINGS, _WORKERS
     chosen = settings or Settings.from_environment()
-    chosen.need_mover("this adapter does not reach AReaL's engines")
     if chosen.enabled:
         chosen.cost_model()
     uninstall()
@@ -107,16 +111,63 @@ def install(settings: Settings | None = None, *, workers: bool = False) -> None:
         need_function("areal", controller, name, ["self"])
     need_function("areal", owner, "_dispatch_tensors", ["item_list", "dp_size", "group_size"])
     need_function("areal", module_of("areal", "areal.utils.data"), "allocate_balanced_mbs", ["mb_spec", "lens"])
-    _replace(controller, "_custom_function_call", _calling(original, owner))
+    _REPLACED.put(controller, "_custom_function_call", _calling(original, owner))
+    if chosen.moves_itself:
+        _let_move(chosen, owner)
+
+
+def _let_move(settings: Settings, owner: Any) -> None:
+    """Controllers that are initialized from now on attach the experts of their workers."""
+    if settings.current:
+        raise InvalidInput(
+            f"current: found {settings.current}, wanted none: workers say where experts are, or a checkpoint"
+        )
+    controller = owner.TrainController
+    start = need_function("areal", controller, "initialize", ["self", "role", "ft_spec"])
+    load = need_function("areal", controller, "load", ["self", "meta"])
+
+    @functools.wraps(start)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _ACTOR, _MOVER
+        if not areal_mover.trains(self.config):
+            return start(self, *args, **kwargs)
+        areal_mover.refuse(self, _workers_know(self.config))
+        made = start(self, *args, **kwargs)
+        _ACTOR, _MOVER = self, areal_mover.Mover(self, owner.run_async_task)
+        return made
+
+    @functools.wraps(load)
+    def load_and_ask(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = load(self, *args, **kwargs)
+        if _MOVER is not None and _MOVER.controller is self:
+            _MOVER.ask()
+        return made
+
+    _REPLACED.put(controller, "initialize", initialize)
+    _REPLACED.put(controller, "load", load_and_ask)
+    gateway = None
+    with contextlib.suppress(InvalidInput):  # another kind of controller, which not every AReaL has
+        gateway = module_of("areal", "areal.experimental.training_service.controller.controller").GatewayTrainController
+    if gateway is not None:
+        begin = need_function("areal", gateway, "initialize", ["self", "role"])
+
+        @functools.wraps(begin)
+        def begin_or_refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if areal_mover.trains(self.config):
+                areal_mover.refuse(self, True)
+            return begin(self, *args, **kwargs)
+
+        _REPLACED.put(gateway, "initialize", begin_or_refuse)
 
 
 def install_worker() -> None:
-    """In a worker: trajectories are cut to the samples of this rank, and microbatches are those of the plan.
+    """In a worker: trajectories are cut to the samples of this rank, and microbatches are those of the plan. Engines
+    answer the controller that moves experts.
 
     :raises InvalidInput: when this AReaL has no such hooks
     """
     data = module_of("areal", "areal.utils.data")
-    if any(owner is data for owner, _, _ in _ORIGINALS):
+    if _REPLACED.has(data):
         return
     split = need_function(
         "areal", data, "split_padded_tensor_dict_into_mb_list", ["data", "mb_spec", "group"],
@@ -124,26 +175,27 @@ def install_worker() -> None:
     )  # fmt: skip
     allocate = need_function("areal", data, "allocate_balanced_mbs_synced", ["mb_spec", "lens", "group"])
     concat = need_function("areal", data, "concat_batch", ["data"])
+    engines = module_of("areal", "areal.api.engine_api").TrainEngine
     module_of("areal", "areal.trainer.ppo.actor")  # it has names of its own for these functions
-    _replace(data, "allocate_balanced_mbs_synced", _allocating(allocate))
+    _REPLACED.put(engines, areal_experts.METHOD, areal_experts.serve)
+    _REPLACED.put(data, "allocate_balanced_mbs_synced", _allocating(allocate))
     for name, original, replacement in (
         ("split_padded_tensor_dict_into_mb_list", split, _splitting(split)),
         ("concat_batch", concat, _concatenating(concat)),
     ):
         for owner in [module for path, module in list(sys.modules.items()) if path.split(".")[0] == "areal"]:
             if getattr(owner, "__dict__", {}).get(name) is original:
-                _replace(owner, name, replacement)
+                _REPLACED.put(owner, name, replacement)
 
 
 def uninstall() -> None:
     """Takes the hooks of this process out again, and ends the planner."""
-    global _SETTINGS, _SESSION, _ACTOR
-    while _ORIGINALS:
-        owner, name, original = _ORIGINALS.pop()
-        setattr(owner, name, original)
+    global _SETTINGS, _SESSION, _ACTOR, _MOVER
+    _REPLACED.put_back()
+    areal_experts.uninstall()
     if _SESSION is not None:
         _SESSION.close()
-    _SETTINGS = _SESSION = _ACTOR = None
+    _SETTINGS = _SESSION = _ACTOR = _MOVER = None
 
 
 def session() -> Session | None:
@@ -326,6 +378,8 @@ def _calling(original: Any, owner: Any) -> Any:
                 made = _planned(self, method, args[0], owner)
             except Exception as error:  # before there is a session, or in AReaL's own data classes
                 _LOG.warning("routepack: AReaL's own packing is used: %s: %s", type(error).__name__, error)
+            if _MOVER is not None and _MOVER.controller is self and _SESSION is not None:
+                _MOVER.move(_SESSION)  # whoever packs; what it raises ends the job
         if made is None:
             if not _workers_know(self.config):  # what they do not know must not come to a model
                 args = tuple(_without(arg) for arg in args)
@@ -362,8 +416,13 @@ def _planned(controller: Any, method: str, items: Any, owner: Any) -> tuple[Batc
     if any(key.startswith("multi_modal_input") for key in items[0]):
         return None
     if _SESSION is None:
-        _SESSION = Session(_SETTINGS, framework="areal", config={"actor": actor.config})
+        settings = _SETTINGS
+        if settings.moves_itself:
+            settings = dataclasses.replace(settings, on_placement=_note)
+        _SESSION = Session(settings, framework="areal", config={"actor": actor.config})
     batch = batch_of(items)
+    if _MOVER is not None:
+        _MOVER.follow(_SESSION, batch.key)
     dp, mini_batches = int(actor.parallel_strategy.dp_size), int(actor.config.ppo_n_minibatches)
 
     def build() -> Step:
@@ -378,6 +437,12 @@ def _planned(controller: Any, method: str, items: Any, owner: Any) -> tuple[Batc
     # With a key the steps of the pass before hold: samples are the same.
     dispatch = _SESSION.run(build, lambda planned: dispatch_of(planned, _STEPS), key=batch.key)
     return None if dispatch is None else (batch, dispatch)
+
+
+def _note(placement: Placement, epoch: int) -> None:
+    if _MOVER is None or _MOVER.controller is not _ACTOR:
+        raise InvalidInput("workers said nothing of experts; wanted areal.install before the trainer is made")
+    _MOVER.note(placement, epoch)
 
 
 def _without(value: Any) -> Any:
@@ -459,11 +524,6 @@ def _allocating(original: Any) -> Any:
 def _here(value: Any) -> Any:
     """A tensor, fetched when it is elsewhere."""
     return value.to_local() if hasattr(value, "to_local") and hasattr(value, "shard") else value
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _ORIGINALS.append((owner, name, vars(owner)[name]))
-    setattr(owner, name, value)
 
 
 def main() -> None:

@@ -8,13 +8,15 @@ module of your own that is named there.
 
 The driver lets verl balance the batch first. That order says which samples make up which PPO mini-batch, so that
 mini-batches are verl's own, with a plan and without. The plan reorders each mini-batch and adds a column that says in
-which microbatch a sample trains; workers obey it in every pass whose cap allows it, else cut as verl does.
+which microbatch a sample trains; workers obey it in every pass whose cap allows it, else cut as verl does. With mode
+'placement' or 'both' experts move on all training ranks right after the plan, before any pass (`verl_experts`).
 Source: verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine/utils.py,
 verl/utils/seqlen_balancing.py of verl 0.9.1.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -28,26 +30,28 @@ import numpy as np
 import numpy.typing as npt
 
 from routepack import exporters
-from routepack._core import Constraints, Topology
+from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
+from routepack.adapters import verl_experts, verl_worker
 from routepack.adapters._experts import experts_of
-from routepack.adapters._hooks import module_of, need_function
+from routepack.adapters._hooks import Replaced, module_of, need_function
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import RouteCounts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
 from routepack.adapters._unsafe import check_settings, look_up
 
-_NO_MOVES = "this adapter does not reach verl's workers"
 _LOG = logging.getLogger("routepack")
 ROUTES = "routed_experts"
 #: int64 [N, 4]: microbatch, counted over all mini-batches; first one and number of those of its mini-batch; cap
 CELLS = "routepack_cells"
 PASSES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
+_LOAD = "_load_checkpoint"
 
-_SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+#: of each trainer: what was chosen, and the session that was made of it
+_SESSIONS: weakref.WeakKeyDictionary[Any, tuple[Settings, Session]] = weakref.WeakKeyDictionary()
 _LAYOUTS: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
-_ORIGINALS: list[tuple[Any, str, Any]] = []
+_REPLACED = Replaced()
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +81,11 @@ def install(settings: Settings | None = None) -> None:
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :raises InvalidInput: when this verl has no such hooks, or a setting is wrong
     """
-    (settings or Settings.from_environment()).need_mover(_NO_MOVES)
+    chosen = settings or Settings.from_environment()
     uninstall()
     install_worker(module_of("verl", "verl.workers.engine.utils"))
+    if chosen.moves_itself:
+        verl_worker.install_methods(module_of("verl", "verl.workers.engine_workers"))
     install_trainer(module_of("verl", "verl.trainer.ppo.ray_trainer").RayPPOTrainer, settings)
     try:
         stored = module_of("verl", "verl.trainer.ppo.v1.trainer_base")
@@ -90,13 +96,13 @@ def install(settings: Settings | None = None) -> None:
 
 def install_worker(module: Any) -> None:
     """In a worker: `rearrange_micro_batches`, as verl.workers.engine.utils calls it, obeys the column."""
-    if any(owner is module for owner, _, _ in _ORIGINALS):
+    if _REPLACED.has(module):
         return
     need_function("verl", module, "prepare_micro_batches", ["data", "dp_group"], calls="rearrange_micro_batches")
     original = need_function(
         "verl", module, "rearrange_micro_batches", ["batch", "max_token_len", "dp_group", "num_batches_divided_by"]
     )
-    _replace(module, "rearrange_micro_batches", rearranging(original))
+    _REPLACED.put(module, "rearrange_micro_batches", rearranging(original))
 
 
 def install_trainer(trainer: Any, settings: Settings | None = None, *, queue: Any = None) -> None:
@@ -105,37 +111,45 @@ def install_trainer(trainer: Any, settings: Settings | None = None, *, queue: An
     :param queue: the transfer_queue module, for trainers whose batches are names of what it stores
     """
     chosen = settings or Settings.from_environment()
-    chosen.need_mover(_NO_MOVES)
     if chosen.enabled:
         chosen.cost_model()
-    if any(owner is trainer for owner, _, _ in _ORIGINALS):
+    if _REPLACED.has(trainer):
         return
     need_function(
         "verl", trainer, "_balance_batch", ["self", "batch", "metrics"], calls="get_seqlen_balanced_partitions"
     )
     for name in PASSES:
         need_function("verl", trainer, name, ["self", "batch"])
+    if chosen.moves_itself:
+        need_function("verl", trainer, _LOAD, ["self"])
     source = _Stored(queue) if queue is not None else _Held()
-    _replace(trainer, "_balance_batch", _balancing(trainer._balance_batch, chosen, source))
+    _REPLACED.put(trainer, "_balance_batch", _balancing(trainer._balance_batch, chosen, source))
     for name in PASSES:
-        _replace(trainer, name, _passing(vars(trainer)[name], source))
+        _REPLACED.put(trainer, name, _passing(vars(trainer)[name], source))
+    if chosen.enabled and chosen.on_placement is None and _LOAD in vars(trainer):
+        _REPLACED.put(trainer, _LOAD, _asking(vars(trainer)[_LOAD], chosen))
 
 
 def uninstall() -> None:
     """Takes the hooks of this process out again."""
-    while _ORIGINALS:
-        owner, name, original = _ORIGINALS.pop()
-        setattr(owner, name, original)
+    _REPLACED.put_back()
+    verl_worker.uninstall()
 
 
 def session_of(trainer: Any, settings: Settings | None = None) -> Session:
     """The session of a trainer, made at its first batch; its `metrics` are those of the last step."""
-    session = _SESSIONS.get(trainer)
-    if session is None or (settings is not None and session.settings != settings):
-        if session is not None:
-            session.close()
-        config = trainer.config.actor_rollout_ref
-        session = _SESSIONS[trainer] = Session(settings or Settings.from_environment(), framework="verl", config=config)
+    known = _SESSIONS.get(trainer)
+    if known is not None and settings in (None, known[0]):
+        return known[1]
+    if known is not None:
+        known[1].close()
+    chosen = used = settings or Settings.from_environment()
+    if chosen.moves_itself:
+        used = dataclasses.replace(chosen, on_placement=verl_experts.wanting(trainer))
+    session = Session(used, framework="verl", config=trainer.config.actor_rollout_ref)
+    _SESSIONS[trainer] = chosen, session
+    if trainer in _LOADED:
+        session.resume(_LOADED[trainer].physical_to_logical, 0)
     return session
 
 
@@ -217,18 +231,25 @@ def _balancing(original: Any, settings: Settings, source: Any) -> Any:
         _LAYOUTS.pop(self, None)
         try:
             session = session_of(self, settings)
-            key = (_LAST_KEY.get(self, 0)) + 1
-            _LAST_KEY[self] = key
-            layout = session.run(
-                lambda: _build(self, now, source, settings),
-                lambda planned: _layout(self, now, source, planned),
-                key=key,
-            )
+        except Exception as error:
+            _LOG.warning("routepack: verl's own packing is used: %s: %s", type(error).__name__, error)
+            return returned
+        if settings.moves_itself:
+            verl_experts.follow(self, session)
+        key = _LAST_KEY[self] = _LAST_KEY.get(self, 0) + 1
+        layout = session.run(
+            lambda: _build(self, now, source, settings),
+            lambda planned: _layout(self, now, source, planned),
+            key=key,
+        )
+        if settings.moves_itself:
+            verl_experts.move(self, session)  # what it raises ends the job
+        try:
             if layout is not None:
                 source.reorder(now, layout)
                 _LAYOUTS[self] = Layout(layout.order, layout.cells, key, source.content(now))
             metrics.update(session.metrics)
-        except Exception as error:  # before there is a session, or in verl's own data classes
+        except Exception as error:  # in verl's own data classes
             _LOG.warning("routepack: verl's own packing is used: %s: %s", type(error).__name__, error)
         return returned
 
@@ -236,6 +257,28 @@ def _balancing(original: Any, settings: Settings, source: Any) -> Any:
 
 
 _LAST_KEY: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+#: of trainers that move nothing: where a checkpoint of one that did has put experts
+_LOADED: weakref.WeakKeyDictionary[Any, Placement] = weakref.WeakKeyDictionary()
+
+
+def _asking(original: Any, settings: Settings) -> Any:
+    @functools.wraps(original)
+    def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if settings.moves_itself:
+            verl_experts.ask(self)  # before the state is there; a refusal ends the start
+            return original(self, *args, **kwargs)
+        made = original(self, *args, **kwargs)
+        try:
+            told = verl_experts.know(self)
+            if told is not None:
+                _LOADED[self] = told[0]
+                if self in _SESSIONS:
+                    _SESSIONS[self][1].resume(told[0].physical_to_logical, 0)
+        except Exception as error:  # a plan for experts at home is right too, but less balanced
+            _LOG.debug("routepack: workers were not asked where experts are: %s", error)
+        return made
+
+    return _load_checkpoint
 
 
 def _passing(original: Any, source: Any) -> Any:
@@ -479,8 +522,3 @@ def _size(values: Any, *names: str, default: int = 1) -> int:
         if found:
             return int(found)
     return default
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _ORIGINALS.append((owner, name, vars(owner)[name]))
-    setattr(owner, name, value)

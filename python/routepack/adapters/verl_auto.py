@@ -2,7 +2,8 @@
 """Imported by verl in all of its processes when VERL_USE_EXTERNAL_MODULES names it: installs `routepack.adapters.verl`.
 
 verl is being imported itself at that moment, and most of its processes need no hook. Each hook therefore waits for the
-module it goes into.
+module it goes into. One that does not fit leaves verl as it is, with a warning; where experts are to move, a trainer's
+ends the start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from routepack.adapters import verl
+from routepack._errors import InvalidInput
+from routepack.adapters import Settings, verl, verl_worker
 
 _LOG = logging.getLogger("routepack")
 
@@ -49,7 +51,17 @@ def _quietly(hook: Callable[[Any], object], module: Any) -> None:
     try:
         hook(module)
     except Exception as error:  # a training job goes on without plans
-        _LOG.warning("routepack: stays off in %s: %s", module.__name__, error)
+        if isinstance(error, InvalidInput) and ".trainer." in module.__name__ and _moves():
+            raise
+        level = logging.INFO if module.__name__ in verl_worker.HOOKS and not _moves() else logging.WARNING
+        _LOG.log(level, "routepack: stays off in %s: %s", module.__name__, error)
+
+
+def _moves() -> bool:
+    try:
+        return Settings.from_environment().moves_itself
+    except InvalidInput:
+        return False
 
 
 def wait() -> None:
@@ -58,6 +70,7 @@ def wait() -> None:
         "verl.workers.engine.utils": verl.install_worker,
         "verl.trainer.ppo.ray_trainer": lambda module: verl.install_trainer(module.RayPPOTrainer),
         "verl.trainer.ppo.v1.trainer_base": lambda module: verl.install_trainer(module.PPOTrainer, queue=module.tq),
+        **verl_worker.HOOKS,  # in workers, whatever the mode: the driver says whether experts move
     }
     for name in [name for name in hooks if name in sys.modules]:
         _quietly(hooks.pop(name), sys.modules[name])

@@ -92,8 +92,10 @@ def nemo_policy() -> Any:
         pytest.importorskip(name, reason=f"NeMo RL's policy needs {name}: this test did NOT run")
     importlib.import_module("transformers.video_utils")  # before empty packages, which it would take for real ones
     importlib.import_module("transformers.audio_utils")
-    if importlib.util.find_spec("tensorboard") is None:
-        sys.modules.setdefault("torch.utils.tensorboard", empty_packages.Empty("torch.utils.tensorboard"))
+    try:
+        importlib.import_module("torch.utils.tensorboard")
+    except ImportError:  # without it, or without something that it needs
+        sys.modules["torch.utils.tensorboard"] = empty_packages.Empty("torch.utils.tensorboard")
     with imports(path, POLICY_NEEDS):
         importlib.import_module("nemo_rl.models.policy.tq_policy")
         return importlib.import_module("nemo_rl.models.policy.lm_policy")

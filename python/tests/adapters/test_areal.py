@@ -50,6 +50,7 @@ from areal.infra.rpc import rtensor  # noqa: E402
 from routepack import InvalidInput  # noqa: E402
 from routepack.adapters import PlannerProcess, Reason, Rules, Settings, areal, check_schedule  # noqa: E402
 
+from . import areal_experts_jobs  # noqa: E402
 from .batches import COST, Batch  # noqa: E402
 from .conftest import shared  # noqa: E402
 from .model import Model, agree, gradients  # noqa: E402
@@ -87,37 +88,8 @@ def nothing_left() -> Iterator[None]:
 
 
 def trajectories(routed: bool = True, counted: bool = True) -> list[dict[str, Any]]:
-    """One per prompt, of `BATCH.group` answers, as a workflow's results are put together; tensors are elsewhere."""
-    items = []
-    answers, masks, routes, rewards = BATCH.response_lengths(), BATCH.loss_masks(), BATCH.routes(), BATCH.rewards()
-    for begin in range(0, BATCH.samples, BATCH.group):
-        results = []
-        for i in range(begin, begin + BATCH.group):
-            tokens = torch.tensor([BATCH.tokens()[i]])
-            size = tokens.shape[1]
-            trained = torch.zeros(1, size)
-            trained[0, size - 1 - answers[i] : size - 1] = torch.tensor(masks[i], dtype=torch.float32)
-            result = {
-                "input_ids": tokens,
-                "attention_mask": torch.ones(1, size, dtype=torch.bool),
-                "loss_mask": trained,
-                "logprobs": torch.full((1, size), -3.0),
-                "prox_logp": torch.full((1, size), -3.0),
-                "advantages": torch.full((1, size), rewards[i]),
-                "kl_rewards": torch.zeros(1, size),
-                "tot_rewards": torch.zeros(1, size),
-                "rewards": torch.tensor([rewards[i]]),
-                "sample": torch.full((1, size), i),
-            }
-            response = types.SimpleNamespace(
-                input_tokens=[0] * (size - answers[i]),
-                output_tokens=[0] * answers[i],
-                routed_experts=routes[i][:, 1:].reshape(size - 1, -1) if routed else None,
-            )
-            if counted:
-                result.update(areal.counts_of(response, layers=BATCH.layers - 1, experts=BATCH.experts))
-            results.append(result)
-        items.append(data.concat_padded_tensors(results))
+    """Of `BATCH`; tensors are elsewhere."""
+    items = areal_experts_jobs.trajectories(BATCH, data.concat_padded_tensors, routed, counted)
     remote: list[dict[str, Any]] = rtensor.RTensor.remotize(items, node_addr="here")
     return remote
 

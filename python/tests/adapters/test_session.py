@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import dataclasses
 import os
 import pathlib
@@ -344,13 +343,6 @@ def test_settings_come_from_words() -> None:
     with pytest.raises(InvalidInput, match="without on_placement"):
         Session(Settings(cost=COST, mode="both"), framework="slime")
     Session(Settings(mode="both", enabled=False), framework="slime").close()
-
-
-@pytest.mark.parametrize("framework", ["nemo_rl", "verl", "areal"])
-def test_adapters_that_do_not_reach_workers_refuse_to_move_experts(framework: str) -> None:
-    adapter = importlib.import_module(f"routepack.adapters.{framework}")
-    with pytest.raises(InvalidInput, match="without on_placement, wanted what moves .*; this adapter does not"):
-        adapter.install(Settings(cost=COST, mode="both"))
 
 
 def test_a_setting_that_is_warned_about_is_named_once(planner: PlannerProcess, warned: Told) -> None:

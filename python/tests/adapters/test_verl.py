@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     pytest.skip(f"verl cannot be imported ({error}): the adapter was NOT run against it", allow_module_level=True)
 
-from routepack import InvalidInput  # noqa: E402
+from routepack import InvalidInput, Placement  # noqa: E402
 from routepack.adapters import PlannerProcess, Reason, Rules, Settings, check_schedule, verl  # noqa: E402
 
 from .batches import COST, Batch  # noqa: E402
@@ -85,17 +85,17 @@ def configuration(**actor: Any) -> Any:
     )
 
 
-def batch_of() -> Any:
+def batch_of(some: Batch = BATCH) -> Any:
     """What verl's rollout gives: prompts padded on the left, answers on the right, no route for the last token."""
-    lengths, answers = BATCH.lengths(), BATCH.response_lengths()
+    lengths, answers = some.lengths(), some.response_lengths()
     prompt_width = max(n - a for n, a in zip(lengths, answers, strict=True)) + 2
     answer_width = max(answers) + 3
     width = prompt_width + answer_width
-    n = BATCH.samples
+    n = some.samples
     ids, mask = torch.zeros(n, width, dtype=torch.long), torch.zeros(n, width, dtype=torch.long)
-    routes = torch.zeros(n, width, LAYERS, BATCH.top_k, dtype=torch.int16)
+    routes = torch.zeros(n, width, some.layers, some.top_k, dtype=torch.int16)
     response_mask = torch.zeros(n, answer_width, dtype=torch.long)
-    for i, (tokens, ids_of, trained) in enumerate(zip(BATCH.tokens(), BATCH.routes(), BATCH.loss_masks(), strict=True)):
+    for i, (tokens, ids_of, trained) in enumerate(zip(some.tokens(), some.routes(), some.loss_masks(), strict=True)):
         begin = prompt_width - (lengths[i] - answers[i])
         ids[i, begin : begin + lengths[i]] = torch.tensor(tokens)
         mask[i, begin : begin + lengths[i]] = 1
@@ -110,7 +110,7 @@ def batch_of() -> Any:
             "responses": ids[:, prompt_width:],
             "response_mask": response_mask,
             "routed_experts": routes,
-            "advantages": torch.tensor(BATCH.rewards(), dtype=torch.float32)[:, None].expand(n, answer_width).clone(),
+            "advantages": torch.tensor(some.rewards(), dtype=torch.float32)[:, None].expand(n, answer_width).clone(),
             "sample": torch.arange(n),
         },
         non_tensors={"uid": np.array([str(i // 4) for i in range(n)], dtype=object)},
@@ -357,21 +357,40 @@ def test_placement_alone_moves_experts_and_leaves_the_packing(
     assert group.cells == own[0].cells
 
 
-def test_batches_that_are_names_are_planned_too(monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess) -> None:
+@pytest.mark.parametrize("mode", ["packing", "both"])
+def test_batches_that_are_names_are_planned_too(
+    monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, mode: str
+) -> None:
     """verl's V1 trainer, with a dictionary for TransferQueue."""
     v1 = pytest.importorskip("verl.trainer.ppo.v1.trainer_base", reason="no V1 trainer: NOT run against it")
     metadata = pytest.importorskip("transfer_queue.metadata", reason="no TransferQueue: V1 was NOT run")
     shared(monkeypatch, planner)
     store = Store(batch_of())
-    verl.install_trainer(v1.PPOTrainer, settings(), queue=store)
+    verl.install_trainer(v1.PPOTrainer, settings(mode=mode), queue=store)
     verl.install_worker(engine)
     trainer = object.__new__(
         type("Trainer", (v1.PPOTrainer,), {name: None for name in v1.PPOTrainer.__abstractmethods__})
     )
     trainer.config, trainer.use_critic, trainer.global_steps = configuration(), False, 1
     trainer.tokenizer = types.SimpleNamespace(eos_token_id=0)
-    group = trainer.actor_rollout_wg = Group()
+    group: Any = Group()
+    trainer.actor_rollout_wg = group
     trainer.ref_in_actor = True
+    calls: list[str] = []
+    at = [(Placement.identity(layers=LAYERS - 1, experts=BATCH.experts, ranks=2), 0, "")]
+
+    def where(attach: bool = True) -> Any:
+        calls.append("attach" if attach else "ask")
+        return at * DP
+
+    def move(placement: Placement, epoch: int) -> Any:
+        calls.append("move")
+        at[0] = (placement, epoch, "")
+        return at * DP
+
+    group.routepack_placement, group.routepack_move = where, move
+    trainer.config.trainer.resume_mode = "disable"
+    trainer._load_checkpoint()
     keys = list(store.rows)
     meta = metadata.KVBatchMeta(
         keys=keys, tags=[{"seq_len": n} for n in BATCH.lengths()], partition_id="train", extra_info={}
@@ -379,7 +398,9 @@ def test_batches_that_are_names_are_planned_too(monkeypatch: pytest.MonkeyPatch,
     metrics: dict[str, Any] = {}
     meta = trainer._balance_batch(meta, metrics)
     assert metrics["routepack/fallback"] == 0.0
-    group.update_actor = lambda names: Group.update_actor(group, store.real(names))  # type: ignore[method-assign]
+    moved = ["move"] if metrics["routepack/moved_experts"] else []
+    assert calls == (["ask"] if mode == "packing" else ["attach", "attach", *moved])
+    group.update_actor = lambda names: Group.update_actor(group, store.real(names))
     trainer._update_actor(meta, metrics)
     for made in group.cells:
         assert len({len(rank) for rank in made}) == 1
