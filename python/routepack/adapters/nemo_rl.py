@@ -9,7 +9,8 @@ ROUTEPACK_COST=cost.toml.
 
 NeMo RL cuts a batch on its driver, once for log-probs and once for training, always through
 `BatchedDataDict.shard_by_batch_size`. The plan is made at the first of these for the chunks that training will take
-(`train_global_batch_size` samples), and serves the others where their cap allows it.
+(`train_global_batch_size` samples), and serves the others where their cap allows it. With mode 'placement' or 'both'
+the policy's Megatron workers move experts at that moment (`nemo_rl_moves`, `nemo_rl_experts`).
 Source: nemo_rl/distributed/batched_data_dict.py, nemo_rl/models/policy/lm_policy.py and tq_policy.py beside it,
 nemo_rl/data_plane/preshard.py at commit 7ea279ab.
 """
@@ -18,13 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 import importlib
 import logging
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +35,9 @@ import numpy.typing as npt
 
 from routepack import exporters
 from routepack._arrays import host_array
-from routepack._core import Constraints, Topology
+from routepack._core import Constraints, Placement, Topology
+from routepack._errors import InvalidInput
+from routepack.adapters import nemo_rl_moves as moves
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import module_of, need_function, run_script
 from routepack.adapters._reasons import FallBack, Reason
@@ -57,20 +61,33 @@ class _Pass:
 
 
 _PASS: contextvars.ContextVar[_Pass | None] = contextvars.ContextVar("routepack_nemo_rl_pass", default=None)
-_SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()  # not in policies, which get pickled
+# not in policies, which get pickled
+_SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+_CHOSEN: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()  #: what a session was made for
+#: of every policy made since `install`: its workers that move experts; None: it has no optimizer
+_MOVERS: weakref.WeakKeyDictionary[Any, moves.Movers | None] = weakref.WeakKeyDictionary()
 _ORIGINALS: list[tuple[Any, str, Any]] = []
 
 
-def install(settings: Settings | None = None, *, policy_module: Any = None, data_module: Any = None) -> None:
-    """Makes NeMo RL's policies plan. Call it in the driver; twice takes the new settings.
+def install(
+    settings: Settings | None = None,
+    *,
+    policy_module: Any = None,
+    data_module: Any = None,
+    registry_module: Any = None,
+    groups_module: Any = None,
+) -> None:
+    """Makes NeMo RL's policies plan. Call it in the driver, before policies are made when experts are to move; twice
+    takes the new settings.
 
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :param policy_module: instead of nemo_rl.models.policy.lm_policy
     :param data_module: instead of nemo_rl.distributed.batched_data_dict
+    :param registry_module: instead of nemo_rl.distributed.ray_actor_environment_registry
+    :param groups_module: instead of nemo_rl.distributed.worker_groups
     :raises InvalidInput: when this NeMo RL has no such hooks, or a setting is wrong
     """
     chosen = (settings or Settings.from_environment()).with_cost_text()
-    chosen.need_mover("this adapter does not reach NeMo RL's workers")
     if chosen.enabled:
         chosen.cost_model()
     policies = policy_module or module_of("nemo_rl", "nemo_rl.models.policy.lm_policy")
@@ -81,6 +98,15 @@ def install(settings: Settings | None = None, *, policy_module: Any = None, data
     need_function("nemo_rl", policy, "_shard_for_logprob", ["self", "data"], calls="shard_by_batch_size")
     need_function("nemo_rl", batch, "shard_by_batch_size", ["self", "shards", "batch_size", "sequence_packing_args"])
     need_function("nemo_rl", batch, "select_indices", ["self", "indices"])
+    if chosen.mode != "packing" and chosen.on_placement is None:
+        try:
+            registry = registry_module or module_of("nemo_rl", "nemo_rl.distributed.ray_actor_environment_registry")
+            groups = groups_module or module_of("nemo_rl", "nemo_rl.distributed.worker_groups")
+            moves.need_hooks(policy, registry, groups)
+            _wrap(policy, "__init__", lambda f: moves.choosing(f, registry, groups, _MOVERS, chosen.enabled))
+        except InvalidInput:
+            if chosen.enabled:
+                raise
     _wrap(policy, "_shard_for_train", lambda f: _marked(f, chosen, training=True))
     _wrap(policy, "_shard_for_logprob", lambda f: _marked(f, chosen, training=False))
     _wrap(batch, "shard_by_batch_size", lambda f: _sharding(f, data.SlicedDataDict))
@@ -97,7 +123,7 @@ def install(settings: Settings | None = None, *, policy_module: Any = None, data
 
 
 def uninstall() -> None:
-    """Takes the hooks out again."""
+    """Takes the hooks out again. Workers of policies that are there stay as they are."""
     while _ORIGINALS:
         owner, name, original = _ORIGINALS.pop()
         setattr(owner, name, original)
@@ -141,6 +167,8 @@ def _sharding(original: Any, sliced: Any) -> Any:
             token = _PASS.set(None)
             try:
                 made = _planned(self, now, shards, batch_size, packing, sliced)
+            except moves.Torn:
+                raise
             except Exception as error:  # before there is a session: its own cost file, its own configuration
                 _LOG.warning("routepack: NeMo RL's own packing is used: %s: %s", type(error).__name__, error)
             finally:
@@ -151,7 +179,11 @@ def _sharding(original: Any, sliced: Any) -> Any:
 
 
 def _planned(data: Any, now: _Pass, shards: int, batch_size: int | None, packing: Any, sliced: Any) -> Any:
-    session = session_of(now.policy, now.settings)
+    if now.settings.moves_itself and _MOVERS.get(now.policy, now) is None:
+        return None  # a teacher, or a policy for generation: its experts are at home, and stay there
+    session, movers = session_of(now.policy, now.settings), _MOVERS.get(now.policy)
+    if movers is not None and movers.torn is not None:
+        raise movers.torn
     if packing is None:
         return session.run(_unsupported, lambda planned: None, key="unsupported")
     lengths = _lengths(data[packing["input_lengths_key"]])
@@ -163,15 +195,45 @@ def _planned(data: Any, now: _Pass, shards: int, batch_size: int | None, packing
         if int(packing["max_tokens_per_microbatch"]) < train_cap or lengths.size % chunk:
             return None  # this pass has limits of its own, and per-sample results that do not depend on its cells
     key = _key(data, packing, now, lengths, chunk)
-    return session.run(
+    made = session.run(
         lambda: step_of(
-            now.policy.cfg, shards, lengths, multiple, chunk, routes=_routes(data, now), experts=now.settings.experts
+            now.policy.cfg,
+            shards,
+            lengths,
+            multiple,
+            chunk,
+            routes=_routes(data, now),
+            experts=now.settings.experts,
+            layers=() if movers is None else movers.here.layers,
         ),
         lambda planned: shards_of(
             planned, data, lengths, multiple, chunk, train_cap, sliced, one_chunk=not now.training
         ),
         key=key,
     )
+    _settle(session, movers)
+    return made
+
+
+def _move(policy: Any, placement: Placement, epoch: int) -> None:
+    """What a session calls when experts are to move."""
+    movers = _MOVERS.get(policy)
+    if movers is None:
+        raise InvalidInput("the policy was made before nemo_rl.install, wanted workers that move experts")
+    movers.move(placement, epoch)
+
+
+def _settle(session: Session, movers: moves.Movers | None) -> None:
+    """After a plan: a move that left experts in between ends the job; one that failed whole leaves the layout in use,
+    in this pass and those that come, with experts where they are."""
+    if movers is None:
+        return
+    if movers.torn is not None:
+        raise movers.torn
+    if movers.failed:
+        session.not_moved(movers.failed)
+        session.resume(movers.here.maps, max(session.epoch, movers.here.epoch), keep_plan=True)
+        movers.failed = ""
 
 
 def _unsupported() -> Step:
@@ -183,22 +245,38 @@ def _unsupported() -> Step:
 def session_of(policy: Any, settings: Settings | None = None) -> Session:
     """The session of a policy, made at its first batch; its `metrics` are those of the last step."""
     session = _SESSIONS.get(policy)
-    if session is None or (settings is not None and session.settings != settings):
+    if session is None or (settings is not None and _CHOSEN[policy] != settings):
         if session is not None:
             session.close()
         config = look_up(policy.cfg, "megatron_cfg") or {}
-        session = Session(settings or Settings.from_environment(), framework="nemo_rl", config=config)
-        _SESSIONS[policy] = session
+        chosen = used = settings or Settings.from_environment()
+        if chosen.moves_itself:
+            mine = weakref.ref(policy)
+            used = dataclasses.replace(chosen, on_placement=lambda placement, epoch: _move(mine(), placement, epoch))
+        session = Session(used, framework="nemo_rl", config=config)
+        movers = _MOVERS.get(policy)
+        if movers is not None:
+            session.resume(movers.here.maps, movers.here.epoch)
+        _SESSIONS[policy], _CHOSEN[policy] = session, chosen
     return session
 
 
 def step_of(
-    cfg: Any, shards: int, lengths: npt.NDArray[np.int32], multiple: int, chunk: int, *, routes: Any, experts: int = 0
+    cfg: Any,
+    shards: int,
+    lengths: npt.NDArray[np.int32],
+    multiple: int,
+    chunk: int,
+    *,
+    routes: Any,
+    experts: int = 0,
+    layers: Sequence[int] = (),
 ) -> Step:
     """Windows of the chunks that training takes, and the limits of its microbatches.
 
     :param routes: [batch, width, layers, k]; rows of -1 were not recorded
     :param experts: routed experts per layer; 0: as the configuration of the model says
+    :param layers: numbers of those with experts, counted from 1, where routes of all layers may come; (): all have some
     :raises FallBack: when routes are missing
     """
     if routes is None:
@@ -212,7 +290,13 @@ def step_of(
     if lengths.size % chunk:
         raise FallBack(Reason.UNSUPPORTED, f"found {lengths.size} samples, wanted a multiple of {chunk}")
     tokens = lengths.tolist()
-    counted = RouteCounts(experts=experts or experts_of(str(cfg["model_name"]))).of(
+    kept = None
+    if layers and len(layers) < routes.shape[2]:
+        if max(layers) > routes.shape[2]:
+            text = f"routed_experts: found {routes.shape[2]} layers, wanted {len(layers)} or all, {max(layers)} or more"
+            raise FallBack(Reason.BAD_INPUT, text)
+        kept = [number - 1 for number in layers]
+    counted = RouteCounts(experts=experts or experts_of(str(cfg["model_name"])), layers=kept).of(
         [routes[i, : tokens[i]] for i in range(len(tokens))], lengths=tokens
     )
     return Step(
