@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from routepack._errors import InvalidInput
-from routepack.adapters._hooks import need_function
+from routepack.adapters._hooks import Replaced, need_function
 from routepack.adapters.experts import attached, of_model
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ _NAMES = "_cached_param_names"  #: of a bridge: it asks all stages for names onc
 _LOCAL_TO_GLOBAL = "_megatron_local_name_to_global"
 _NUMBER = re.compile(r"\.(?:local_experts\.|weight|bias)(\d+)(?=\.|$)")
 _HF_NUMBER = re.compile(r"experts\.(\d+)")  # as the bridge itself writes numbers
-_ORIGINALS: list[tuple[Any, str, Any]] = []
+_HOOKS = Replaced()
+_BASE: list[Any] = []  #: of all mappings
 #: whose weights are on their way now, out and in
 _LEAVING: list[WorkerExperts | None] = []
 _COMING: list[WorkerExperts] = []
@@ -54,8 +55,16 @@ def install(*, bridges: Any = None, mappings: Any = None) -> None:
     :param mappings: instead of megatron.bridge.models.conversion.param_mapping
     :raises InvalidInput: when this Megatron-Bridge has no such hooks
     """
-    if _ORIGINALS:
+    if _HOOKS:
         return
+    try:
+        _install(bridges, mappings)
+    except InvalidInput:
+        uninstall()
+        raise
+
+
+def _install(bridges: Any, mappings: Any) -> None:
     bridges = bridges or _module(f"{_PACKAGE}.model_bridge")
     mappings = mappings or _module(f"{_PACKAGE}.param_mapping")
     bridge, mapping = bridges.MegatronModelBridge, mappings.MegatronParamMapping
@@ -69,27 +78,27 @@ def install(*, bridges: Any = None, mappings: Any = None) -> None:
         ("stream_weights_hf_to_megatron", ["self", "hf_pretrained", "megatron_model", "conversion_tasks"], _coming),
     ):
         need_function(_FRAMEWORK, bridge, name, parameters)
-        _replace(bridge, name, how(vars(bridge)[name]))
+        _HOOKS.put(bridge, name, how(vars(bridge)[name]))
     if "_accumulate_grouped_export" in vars(bridge):
         parameters = ["self", "task", "converted_weights_dict", "grouped_buffers"]
         stack = need_function(_FRAMEWORK, bridge, "_accumulate_grouped_export", parameters)
-        _replace(bridge, "_accumulate_grouped_export", _stacking(stack))
-    _replace(mapping, _GATHERS[0], _gathering(gather))
+        _HOOKS.put(bridge, "_accumulate_grouped_export", _stacking(stack))
+    _BASE.append(mapping)
+    _HOOKS.put(mapping, _GATHERS[0], _gathering(gather))
     if _GATHERS[1] in vars(mapping):
-        _replace(mapping, _GATHERS[1], _gathering(vars(mapping)[_GATHERS[1]]))
+        _HOOKS.put(mapping, _GATHERS[1], _gathering(vars(mapping)[_GATHERS[1]]))
     replacement = _naming(rename)
     for owner in list(sys.modules.values()):
         if getattr(owner, "__dict__", {}).get(_LOCAL_TO_GLOBAL) is rename:
-            _replace(owner, _LOCAL_TO_GLOBAL, replacement)
+            _HOOKS.put(owner, _LOCAL_TO_GLOBAL, replacement)
     if vars(bridges)[_LOCAL_TO_GLOBAL] is rename:  # a module that is in no table
-        _replace(bridges, _LOCAL_TO_GLOBAL, replacement)
+        _HOOKS.put(bridges, _LOCAL_TO_GLOBAL, replacement)
 
 
 def uninstall() -> None:
     """Takes the hooks out again."""
-    while _ORIGINALS:
-        owner, name, original = _ORIGINALS.pop()
-        setattr(owner, name, original)
+    _HOOKS.put_back()
+    _BASE.clear()
 
 
 def in_order(stream: Iterable[tuple[str, Value]], names: Sequence[str]) -> Iterator[tuple[str, Value]]:
@@ -282,14 +291,13 @@ def _refuse_own_ways(bridge: Any) -> None:
             f"{type(bridge).__name__}: found a bridge that stacks experts by itself, wanted one that leaves it to "
             "Megatron-Bridge; experts of this model cannot move"
         )
-    base = next(owner for owner, name, _ in _ORIGINALS if name == _GATHERS[0])
-    waiting = list(base.__subclasses__())
+    waiting: list[Any] = [below for base in _BASE for below in base.__subclasses__()]
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
         for name in _GATHERS:
             if name in vars(kind) and not hasattr(vars(kind)[name], "_routepack"):
-                _replace(kind, name, _refusing(vars(kind)[name], f"{kind.__name__}.{name}"))
+                _HOOKS.put(kind, name, _refusing(vars(kind)[name], f"{kind.__name__}.{name}"))
 
 
 def _refusing(original: Any, where: str) -> Any:
@@ -304,11 +312,6 @@ def _refusing(original: Any, where: str) -> Any:
 
     gather._routepack = True  # type: ignore[attr-defined]
     return gather
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _ORIGINALS.append((owner, name, vars(owner)[name]))
-    setattr(owner, name, value)
 
 
 __all__ = ["in_order", "install", "uninstall"]
