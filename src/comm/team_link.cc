@@ -109,8 +109,8 @@ void TeamLink::tell_of_lost(std::int32_t lost) {
     for (std::int32_t peer = 0; peer < ranks(); ++peer) {
       if (peer != rank() && peer != lost) transport_.post(peer, note);
     }
+    // NOLINTNEXTLINE(bugprone-empty-catch): the others will notice by themselves, later.
   } catch (const Error&) {
-    // They will notice by themselves, later.
   }
 }
 

@@ -39,7 +39,7 @@ from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack._replay import count_routes_report
-from routepack.adapters import areal_experts, areal_mover
+from routepack.adapters import _resume, areal_experts, areal_mover
 from routepack.adapters._hooks import Replaced, module_of, need_function
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import Counted
@@ -114,6 +114,20 @@ def install(settings: Settings | None = None, *, workers: bool = False) -> None:
     _REPLACED.put(controller, "_custom_function_call", _calling(original, owner))
     if chosen.moves_itself:
         _let_move(chosen, owner)
+    elif (not chosen.enabled or chosen.mode == "packing") and hasattr(controller, "load"):
+        _REPLACED.put(controller, "load", _refusing(vars(controller)["load"]))
+
+
+def _refusing(original: Any) -> Any:
+    """Workers that do not know where experts are would load optimizer state in the order of slots in silence."""
+
+    @functools.wraps(original)
+    def load(self: Any, meta: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(meta, "with_optim", False) and (found := _resume.away(meta.path)):
+            raise InvalidInput(f"areal: {found}, wanted mode='placement' or 'both' to load its optimizer state")
+        return original(self, meta, *args, **kwargs)
+
+    return load
 
 
 def _let_move(settings: Settings, owner: Any) -> None:

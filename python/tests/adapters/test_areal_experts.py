@@ -23,6 +23,7 @@ from transfer.processes import run_ranks  # noqa: E402
 
 from routepack import InvalidInput, Placement  # noqa: E402
 from routepack.adapters import PlannerProcess, Reason, Settings, areal, areal_experts, areal_mover  # noqa: E402
+from routepack.transfer.checkpoint import save_placement  # noqa: E402
 
 from . import areal_experts_jobs as jobs  # noqa: E402
 from .conftest import shared  # noqa: E402
@@ -303,6 +304,32 @@ def test_controllers_that_cannot_move_are_refused_before_workers_start(monkeypat
     with pytest.raises(InvalidInput, match="wanted none: workers say where experts are"):
         areal.install(Settings(cost=COST, mode="both", current="here.json"))
     areal.uninstall()
+
+
+@pytest.mark.parametrize("settings", [{}, {"enabled": False, "mode": "both"}])
+def test_optimizer_state_of_experts_that_moved_is_not_loaded_by_workers_that_do_not_know(
+    settings: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    need_areal()
+    from . import test_areal as real
+
+    kept, away = tmp_path / "kept", tmp_path / "away"
+    for folder, placement in ((kept, HOME), (away, AWAY)):
+        folder.mkdir()
+        save_placement(folder, placement, 3)
+    seen: list[str] = []
+    areal.install(Settings(cost=COST, **settings))
+    try:
+        controller = real.controller_of()
+        controller._custom_function_call = lambda method, meta: seen.append(f"{method} {meta.path}")
+        meta = importlib.import_module("areal.api.io_struct").SaveLoadMeta
+        with pytest.raises(InvalidInput, match="found experts that had moved .* wanted mode='placement' or 'both'"):
+            controller.load(meta(str(away), "dcp", True))
+        controller.load(meta(str(away), "dcp", False))  # weights are named by expert
+        controller.load(meta(str(kept), "dcp", True))
+    finally:
+        areal.uninstall()
+    assert seen == [f"load {away}", f"load {kept}"]
 
 
 def test_a_controller_made_before_install_trains_without_moves(
