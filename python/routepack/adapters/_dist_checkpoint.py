@@ -47,14 +47,27 @@ def uninstall() -> None:
     _EXPERTS.clear()
 
 
+def is_one(checkpoint: str | os.PathLike[str]) -> bool:
+    """Whether a folder is a distributed checkpoint, as Megatron-Core tells."""
+    return (pathlib.Path(checkpoint) / "metadata.json").is_file()
+
+
 def stamp_of(checkpoint: str | os.PathLike[str]) -> Mapping[str, Any] | None:
     """What a distributed checkpoint has inside; None: it was made without RoutePack, or is no such checkpoint."""
-    folder = pathlib.Path(checkpoint)
-    if not (folder / "metadata.json").is_file():
+    if not is_one(checkpoint):
         return None
-    common = importlib.import_module(_PACKAGE).load_common_state_dict(str(folder))
+    common = importlib.import_module(_PACKAGE).load_common_state_dict(str(checkpoint))
     found = common.get(STAMP)
     return found if isinstance(found, Mapping) else None
+
+
+def names_experts(checkpoint: str | os.PathLike[str]) -> bool:
+    """Whether all of a distributed checkpoint is under names, which say the expert; False: it has optimizer state in the
+    order of buffers, or cannot say."""
+    known = getattr(importlib.import_module(f"{_PACKAGE}.serialization"), "load_sharded_metadata", None)
+    if not is_one(checkpoint) or not callable(known):
+        return False
+    return not in_slot_order(dict(known(str(checkpoint))))
 
 
 def _experts_of(state: Any) -> Any:
@@ -100,4 +113,4 @@ def _loading(original: Any) -> Any:
     return load
 
 
-__all__ = ["install", "stamp_of", "uninstall"]
+__all__ = ["install", "is_one", "names_experts", "stamp_of", "uninstall"]

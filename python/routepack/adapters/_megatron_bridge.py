@@ -25,6 +25,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from routepack._errors import InvalidInput
 from routepack.adapters._hooks import Replaced, need_function
 from routepack.adapters.experts import attached, of_model
@@ -105,23 +107,45 @@ def in_order(stream: Iterable[tuple[str, Value]], names: Sequence[str]) -> Itera
     """What an export yields, in the order in which a receiver expects it. What comes early waits: at the most the
     weights of all experts of one layer.
 
+    NeMo RL packs on CUDA streams by turns, so that one which waits may be read on another stream than makes it; that
+    stream waits, too.
+
     :param names: all of them, in that order
     :raises InvalidInput: for a name that is not among them, comes twice or does not come
     """
     wanted = iter(names)
     known = set(names)
-    waiting: dict[str, tuple[str, Value]] = {}
+    waiting: dict[str, tuple[tuple[str, Value], Any]] = {}
     turn = next(wanted, None)
     for item in stream:
         if item[0] not in known:
             raise InvalidInput(f"{item[0]}: found a name, or one twice, that the receiver of weights does not expect")
         known.discard(item[0])
-        waiting[item[0]] = item
-        while turn is not None and turn in waiting:
-            yield waiting.pop(turn)
+        if item[0] != turn:
+            waiting[item[0]] = item, _made(item[1])
+            continue
+        yield item
+        turn = next(wanted, None)
+        while turn in waiting:
+            item, made = waiting.pop(turn)
+            _use(item[1], made)
+            yield item
             turn = next(wanted, None)
     if turn is not None:
         raise InvalidInput(f"{turn}: found no weights of it, wanted them for the receiver")
+
+
+def _made(value: Any) -> Any:
+    """When a tensor of a GPU will be there; None for others."""
+    return torch.cuda.current_stream(value.device).record_event() if getattr(value, "is_cuda", False) else None
+
+
+def _use(value: Any, made: Any) -> None:
+    """The stream of now waits for that, and keeps the memory until it has read it."""
+    if made is not None:
+        stream = torch.cuda.current_stream(value.device)
+        stream.wait_event(made)
+        value.record_stream(stream)
 
 
 def _module(name: str) -> Any:

@@ -50,7 +50,10 @@ class OtherStageFailed(Error):
 
     def __init__(self, text: str, usable: bool) -> None:
         super().__init__(f"on another pipeline stage: {text}")
-        self.usable = usable
+        self.text, self.usable = text, usable
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, self.usable)  # to a driver in another process
 
 
 class WorkerExperts:
@@ -243,7 +246,8 @@ class WorkerExperts:
     ) -> SavedPlacement | None:
         """Before a checkpoint is loaded, and before any state dict is made for that: experts are where it says.
 
-        A checkpoint without a file was made without RoutePack, so that expert e is in slot e. Collective.
+        A checkpoint without a file was made without RoutePack, so that expert e is in slot e. One that names experts
+        throughout may come from another expert-parallel size: experts stay where they are. Collective.
 
         :param checkpoint: the folder with the checkpoint's files, such as `iter_0000010`
         :param stamped: what the checkpoint has inside; None: what Megatron-Core's common state says
@@ -252,10 +256,14 @@ class WorkerExperts:
         """
         inside = _dist_checkpoint.stamp_of(checkpoint) if stamped is None else stamped
         here = self._placement
-        if inside is None and not required and not placement_path(checkpoint).is_file():
+        if inside is None and not required and not _has_file(checkpoint):
             self.assume(Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks), 0)
             return None
-        saved = load_placement(checkpoint, stamped=inside, shape=here)
+        saved = load_placement(checkpoint, stamped=inside)
+        if _sizes(saved.placement) != _sizes(here):
+            if _sizes(saved.placement)[:2] == _sizes(here)[:2] and _dist_checkpoint.names_experts(checkpoint):
+                return None  # saved with other ranks; by names, so that it comes right wherever experts are
+            load_placement(checkpoint, stamped=inside, shape=here)
         self.assume(saved.placement, saved.epoch)
         return saved
 
@@ -264,9 +272,8 @@ class WorkerExperts:
 
         :raises PlacementMismatch: when it is not
         """
-        inside, path = _dist_checkpoint.stamp_of(checkpoint), placement_path(checkpoint)
-        here = self._placement
-        if inside is None and not path.is_file():
+        inside, here = _dist_checkpoint.stamp_of(checkpoint), self._placement
+        if inside is None and not _has_file(checkpoint):
             held = Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks)
         else:
             held = load_placement(checkpoint, stamped=inside, shape=here).placement
@@ -299,7 +306,7 @@ class WorkerExperts:
         return [int(expert) for expert in self._shown.physical_to_logical[row]]
 
     def _expect_shape(self, placement: Placement) -> None:
-        found, wanted = ((p.layers, p.experts, p.ranks) for p in (placement, self._placement))
+        found, wanted = _sizes(placement), _sizes(self._placement)
         if found != wanted:
             raise InvalidInput(f"placement: found {list(found)} layers, experts and ranks, wanted {list(wanted)}")
 
@@ -427,6 +434,27 @@ def of_model(chunks: Any) -> WorkerExperts | None:
     return None
 
 
+def _has_file(checkpoint: str | os.PathLike[str]) -> bool:
+    """Whether the placement of a checkpoint that has no stamp lies beside it. A distributed one has a stamp when it was
+    saved with RoutePack; a file in its folder then is that of an earlier save.
+
+    :raises PlacementMismatch: for such a file, and optimizer state in the order of slots
+    """
+    path = placement_path(checkpoint)
+    if not path.is_file() or not _dist_checkpoint.is_one(checkpoint):
+        return path.is_file()
+    if _dist_checkpoint.names_experts(checkpoint):
+        return False
+    raise PlacementMismatch(
+        f"{path}: found no stamp in the checkpoint, wanted that of this file, which an earlier save has left here; "
+        "remove it when the checkpoint is one without RoutePack"
+    )
+
+
+def _sizes(placement: Placement) -> tuple[int, int, int]:
+    return placement.layers, placement.experts, placement.ranks
+
+
 def _inside(chunk: Any) -> Any:
     """The model behind Megatron's wrappers, such as DistributedDataParallel and Float16Module."""
     while isinstance(getattr(chunk, "module", None), torch.nn.Module):
@@ -446,7 +474,10 @@ def _gathered(mine: Any, group: Any) -> list[Any]:
 def _usable(failure: Exception | None) -> bool:
     """Whether every slot holds a whole expert, and all ranks live."""
     if isinstance(failure, moving.MoveFailed):
-        return not failure.outcome.silent and "torn" not in failure.outcome.layers
+        outcome = failure.outcome
+        # A layer is torn on one rank; that a write failed there is what all ranks know.
+        wrote = outcome.failure is None or outcome.failure.phase != "commit"
+        return wrote and not outcome.silent and "torn" not in outcome.layers
     return failure is None or bool(getattr(failure, "usable", False))
 
 

@@ -2,7 +2,7 @@
 """NeMo RL: sequence packing answers with RoutePack's layout.
 
     from routepack.adapters import Settings, nemo_rl
-    nemo_rl.install(Settings(cost="cost.toml"))    # in the driver, before the policy trains
+    nemo_rl.install(Settings(cost="cost.toml"))    # in the driver, before the policy is made
 
 or, without touching a file, `python -m routepack.adapters.nemo_rl examples/run_grpo.py …` with
 ROUTEPACK_COST=cost.toml.
@@ -10,7 +10,8 @@ ROUTEPACK_COST=cost.toml.
 NeMo RL cuts a batch on its driver, once for log-probs and once for training, always through
 `BatchedDataDict.shard_by_batch_size`. The plan is made at the first of these for the chunks that training will take
 (`train_global_batch_size` samples), and serves the others where their cap allows it. With mode 'placement' or 'both'
-the policy's Megatron workers move experts at that moment (`nemo_rl_moves`, `nemo_rl_experts`).
+the policy's Megatron workers move experts at that moment (`nemo_rl_moves`, `nemo_rl_experts`). With others they keep
+them where a checkpoint has them.
 Source: nemo_rl/distributed/batched_data_dict.py, nemo_rl/models/policy/lm_policy.py and tq_policy.py beside it,
 nemo_rl/data_plane/preshard.py at commit 7ea279ab.
 """
@@ -64,7 +65,7 @@ _PASS: contextvars.ContextVar[_Pass | None] = contextvars.ContextVar("routepack_
 # not in policies, which get pickled
 _SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 _CHOSEN: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()  #: what a session was made for
-#: of every policy made since `install`: its workers that move experts; None: it has no optimizer
+#: of policies made since `install`: workers that know where experts are; None: it has no optimizer
 _MOVERS: weakref.WeakKeyDictionary[Any, moves.Movers | None] = weakref.WeakKeyDictionary()
 _ORIGINALS: list[tuple[Any, str, Any]] = []
 
@@ -77,8 +78,7 @@ def install(
     registry_module: Any = None,
     groups_module: Any = None,
 ) -> None:
-    """Makes NeMo RL's policies plan. Call it in the driver, before policies are made when experts are to move; twice
-    takes the new settings.
+    """Makes NeMo RL's policies plan. Call it in the driver, before policies are made; twice takes the new settings.
 
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :param policy_module: instead of nemo_rl.models.policy.lm_policy
@@ -98,15 +98,8 @@ def install(
     need_function("nemo_rl", policy, "_shard_for_logprob", ["self", "data"], calls="shard_by_batch_size")
     need_function("nemo_rl", batch, "shard_by_batch_size", ["self", "shards", "batch_size", "sequence_packing_args"])
     need_function("nemo_rl", batch, "select_indices", ["self", "indices"])
-    if chosen.mode != "packing" and chosen.on_placement is None:
-        try:
-            registry = registry_module or module_of("nemo_rl", "nemo_rl.distributed.ray_actor_environment_registry")
-            groups = groups_module or module_of("nemo_rl", "nemo_rl.distributed.worker_groups")
-            moves.need_hooks(policy, registry, groups)
-            _wrap(policy, "__init__", lambda f: moves.choosing(f, registry, groups, _MOVERS, chosen.enabled))
-        except InvalidInput:
-            if chosen.enabled:
-                raise
+    if chosen.mode == "packing" or chosen.on_placement is None:
+        _wrap_start(policy, chosen, registry_module, groups_module)
     _wrap(policy, "_shard_for_train", lambda f: _marked(f, chosen, training=True))
     _wrap(policy, "_shard_for_logprob", lambda f: _marked(f, chosen, training=False))
     _wrap(batch, "shard_by_batch_size", lambda f: _sharding(f, data.SlicedDataDict))
@@ -120,6 +113,21 @@ def install(
     if plane is not None:
         _wrap(plane.TQPolicy, "_logprob_dispatch", lambda f: _marked(f, chosen, training=False, meta=True))
         _wrap(plane.TQPolicy, "train_from_meta", lambda f: _logging(_marked(f, chosen, training=True, meta=True)))
+
+
+def _wrap_start(policy: Any, chosen: Settings, registry_module: Any, groups_module: Any) -> None:
+    """Which workers a policy gets, by the settings and the checkpoint that it starts from."""
+    try:
+        registry = registry_module or module_of("nemo_rl", "nemo_rl.distributed.ray_actor_environment_registry")
+        groups = groups_module or module_of("nemo_rl", "nemo_rl.distributed.worker_groups")
+        moves.need_hooks(policy, registry, groups)
+        _wrap(policy, "__init__", lambda f: moves.choosing(f, registry, groups, _MOVERS, chosen))
+    except InvalidInput as error:
+        if chosen.moves_itself:
+            raise
+        why = str(error)
+        if "__init__" in vars(policy):
+            _wrap(policy, "__init__", lambda f: moves.refusing(f, why))
 
 
 def uninstall() -> None:
@@ -219,7 +227,7 @@ def _move(policy: Any, placement: Placement, epoch: int) -> None:
     """What a session calls when experts are to move."""
     movers = _MOVERS.get(policy)
     if movers is None:
-        raise InvalidInput("the policy was made before nemo_rl.install, wanted workers that move experts")
+        raise InvalidInput("the policy was made before nemo_rl.install moves experts, wanted workers that do")
     movers.move(placement, epoch)
 
 

@@ -194,7 +194,8 @@ def _placing(original: Any) -> Any:
         made = original(load_dir, ckpt_cfg, rank0, *args, **kwargs)
         state, folder, release = made[:3]
         # Weights alone are named by expert in any checkpoint, and come right whatever the placement.
-        if rank0 and _RESTORING and state is not None and not release and not ckpt_cfg.finetune:
+        alone = release or ckpt_cfg.finetune or not ckpt_cfg.load_optim
+        if rank0 and _RESTORING and state is not None and not alone:
             if not isinstance(folder, (str, os.PathLike)):
                 raise InvalidInput(
                     f"{load_dir}: found a local checkpoint, wanted torch_dist, which knows its placement"

@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from routepack._core import Placement
 from routepack._errors import Error, InvalidInput
+from routepack.adapters import _resume
 from routepack.adapters._hooks import need_function
 from routepack.adapters._reasons import one_line
+from routepack.adapters._settings import Settings
 from routepack.adapters._unsafe import look_up
 
 _OWN = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
@@ -113,29 +115,33 @@ def need_hooks(policy: Any, registry: Any, groups: Any) -> None:
     need_function("nemo_rl", groups, "create_local_venv_on_each_node", ["py_executable", "venv_name"])
 
 
-def choosing(original: Any, registry: Any, groups: Any, movers: Any, enabled: bool) -> Any:
-    """`__init__` of policies that train: their workers move experts.
+def choosing(original: Any, registry: Any, groups: Any, movers: Any, settings: Settings) -> Any:
+    """`__init__` of policies that train: their workers move experts. When nothing is to move, workers only know where
+    experts are, as a checkpoint may say; what cannot move is refused only where a checkpoint says so.
 
-    :param movers: policy → Movers; None for a policy without an optimizer
-    :param enabled: when switched off, workers only know where experts are, as a checkpoint may say; what cannot move
-        is not refused
+    :param movers: policy → Movers; None for a policy without an optimizer; nothing for one with NeMo RL's own workers
     """
     signature = inspect.signature(original)
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
+        found = "" if settings.moves_itself else _away(bound.arguments)
         stays = not bound.arguments["init_optimizer"]  # a teacher, or for generation: experts stay at home
+        stays |= settings.mode == "packing" and not found
         if not stays:
             try:
-                refuse(bound.arguments["config"])
-            except InvalidInput:
-                if enabled:
+                refuse(bound.arguments["config"], _MOVES if settings.moves_itself else "")
+            except InvalidInput as error:
+                if found:
+                    raise InvalidInput(f"{found}, and workers that know where are not to be had: {error}") from error
+                if settings.moves_itself:
                     raise
                 stays = True
         if stays:
             original(self, *args, **kwargs)
-            movers[self] = None
+            if not bound.arguments["init_optimizer"]:
+                movers[self] = None
             return
         if bound.arguments["worker_extension_cls_fqn"] is None:
             _register(registry, groups)
@@ -144,6 +150,31 @@ def choosing(original: Any, registry: Any, groups: Any, movers: Any, enabled: bo
         movers[self] = Movers(self)
 
     return __init__
+
+
+def refusing(original: Any, why: str) -> Any:
+    """`__init__` of policies where workers cannot be others than NeMo RL's: a checkpoint whose experts moved is refused.
+
+    :param why: they cannot
+    """
+    signature = inspect.signature(original)
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        if found := _away(bound.arguments):
+            raise InvalidInput(f"{found}, and workers that know where are not to be had: {why}")
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _away(arguments: Any) -> str:
+    """Why the checkpoint that a policy starts from needs workers that know where experts are; "": it does not. Weights
+    alone are named by expert."""
+    path = arguments.get("weights_path")
+    loads = path and arguments.get("optimizer_path") is not None and arguments.get("init_optimizer", True)
+    return _resume.away(path) if loads else ""
 
 
 def _register(registry: Any, groups: Any) -> None:
@@ -156,18 +187,22 @@ def _register(registry: Any, groups: Any) -> None:
         table[WORKER] = python
 
 
-def refuse(config: Any) -> None:
-    """Settings of a policy under which experts cannot move. @raises InvalidInput naming the setting"""
+def refuse(config: Any, hint: str = _MOVES) -> None:
+    """Settings of a policy under which experts cannot move. @raises InvalidInput naming the setting
+
+    :param hint: what would help
+    """
+    hint = f"; {hint}" if hint else ""
     megatron = look_up(config, "megatron_cfg") or {}
     if not megatron.get("enabled"):
         raise InvalidInput(
             "nemo_rl: found policy.megatron_cfg.enabled=false, wanted Megatron workers to move experts in: DTensor "
-            f"workers keep experts and their optimizer state in DTensors, which the data plane does not move; {_MOVES}"
+            f"workers keep experts and their optimizer state in DTensors, which the data plane does not move{hint}"
         )
     for path, bad, why in _REFUSED:
         found = look_up(config, path)
         if bad(found):
-            raise InvalidInput(f"nemo_rl: found policy.{path}={found}: {why}; {_MOVES}")
+            raise InvalidInput(f"nemo_rl: found policy.{path}={found}: {why}{hint}")
 
 
 def _yes(value: Any) -> bool:
@@ -201,4 +236,4 @@ _REFUSED = (
 )
 
 
-__all__ = ["WORKER", "Movers", "Torn", "Where", "choosing", "need_hooks", "refuse"]
+__all__ = ["WORKER", "Movers", "Torn", "Where", "choosing", "need_hooks", "refuse", "refusing"]

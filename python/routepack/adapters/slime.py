@@ -16,6 +16,7 @@ Source: slime/ray/rollout.py, slime/ray/actor_group.py, slime/utils/dp_schedule.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -49,6 +50,7 @@ PLACEMENT = "routepack_placement"
 Schedule = tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]
 
 _REPLACED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_CHOSEN: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()  #: of each class of groups
 _SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 _TOLD: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # what the actors of a manager said last
 _MOVED: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # what goes with the batch that is cut now
@@ -59,7 +61,8 @@ _COUNTS: dict[tuple[int, tuple[int, ...]], RouteCounts] = {}
 def install(settings: Settings | None = None, *, module: Any = None, group_module: Any = None) -> None:
     """Makes slime's rollout manager plan. Call it in the driver before the manager is made; twice is fine.
 
-    With mode 'placement' or 'both', and no `on_placement`, training actors made from now on move experts.
+    With mode 'placement' or 'both', and no `on_placement`, training actors made from now on move experts. Otherwise
+    those of a checkpoint whose experts had moved keep them where they are.
 
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :param module: instead of slime.ray.rollout
@@ -79,7 +82,10 @@ def install(settings: Settings | None = None, *, module: Any = None, group_modul
                 f"slime: {_SPLIT} does not call {_SHIP}, so that a placement cannot travel with the rollout data; "
                 "wanted mode='packing', or on_placement"
             )
-        _use_moving_actors(group_module or module_of("slime", "slime.ray.actor_group"))
+        _choose_actors(group_module or module_of("slime", "slime.ray.actor_group"), chosen)
+    else:
+        with contextlib.suppress(InvalidInput):  # a slime without them, whose actors are its own
+            _choose_actors(group_module or module_of("slime", "slime.ray.actor_group"), chosen)
     manager.routepack_settings = chosen
     if getattr(manager, "routepack_split", None) is not None:
         return
@@ -100,29 +106,61 @@ def moves_itself(settings: Settings) -> bool:
     return settings.enabled and settings.mode != "packing" and settings.on_placement is None
 
 
-def _use_moving_actors(owner: Any) -> None:
-    """Groups of training actors made from now on are of the class that moves experts."""
+def _choose_actors(owner: Any, settings: Settings) -> None:
+    """Groups of training actors made from now on are of the class that knows where experts are: when experts move, and
+    for a checkpoint whose experts had moved."""
     group = owner.RayTrainGroup
     if group in _REPLACED:
+        _CHOSEN[group] = settings
         return
     original = need_function("slime", group, _ALLOCATE, ["self"], calls="_actor_cls")
 
     def _allocate_gpus_for_actor(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.role == "actor":
-            from routepack.adapters.slime_worker import MovingTrainRayActor
-
-            own = self._actor_cls
-            if own is None:
-                self._actor_cls = MovingTrainRayActor
-            elif not issubclass(own, MovingTrainRayActor):
-                raise InvalidInput(
-                    f"slime: found an actor class of your own, {own.__name__}; with mode='placement' or 'both' it must "
-                    "inherit from routepack.adapters.slime_worker.MovingTrainRayActor"
-                )
+            _choose_actor(self, _CHOSEN[group])
         return original(self, *args, **kwargs)
 
+    _CHOSEN[group] = settings
     _REPLACED[group] = original
     setattr(group, _ALLOCATE, _allocate_gpus_for_actor)
+
+
+def _choose_actor(group: Any, settings: Settings) -> None:
+    found = ""
+    if not moves_itself(settings):
+        if settings.mode != "packing" and settings.on_placement is not None:
+            return  # whoever moves them restores them
+        found = _away(getattr(group, "args", None))
+        if not found:
+            return
+        from routepack.adapters import slime_experts
+
+        try:
+            slime_experts.refuse(group.args, hint="")
+        except InvalidInput as error:
+            raise InvalidInput(f"{found}, and actors that know where are not to be had: {error}") from error
+    from routepack.adapters.slime_worker import MovingTrainRayActor
+
+    own = group._actor_cls
+    if own is None:
+        group._actor_cls = MovingTrainRayActor
+    elif not issubclass(own, MovingTrainRayActor):
+        why = found or "with mode='placement' or 'both'"
+        raise InvalidInput(
+            f"slime: found an actor class of your own, {own.__name__}; {why}: it must inherit from "
+            "routepack.adapters.slime_worker.MovingTrainRayActor"
+        )
+
+
+def _away(args: Any) -> str:
+    """Why the checkpoint that training starts from needs actors that know where experts are; "": it does not. Weights
+    alone are named by expert."""
+    from routepack.adapters import _resume, slime_experts
+
+    if getattr(args, "no_load_optim", False) or getattr(args, "finetune", False):
+        return ""
+    folder = slime_experts.checkpoint_folder(getattr(args, "load", None), getattr(args, "ckpt_step", None))
+    return "" if folder is None else _resume.away(folder)
 
 
 def uninstall(*, module: Any = None, group_module: Any = None) -> None:

@@ -90,12 +90,15 @@ def uninstall() -> None:
     _ROUTED.clear()
 
 
-def refuse(args: Any) -> None:
-    """Settings of slime under which experts cannot move. @raises InvalidInput naming the setting"""
+def refuse(args: Any, hint: str = ", or mode='packing'") -> None:
+    """Settings of slime under which experts cannot move. @raises InvalidInput naming the setting
+
+    :param hint: what else would help
+    """
     if getattr(args, "update_weight_mode", "full") == "delta":
         raise InvalidInput(
             "slime: --update-weight-mode=delta compares weights rank by rank, and would take an expert that moved for "
-            "a changed one; wanted full, or mode='packing'"
+            f"a changed one; wanted full{hint}"
         )
     if getattr(args, "ckpt_format", "torch_dist") != "torch_dist":
         raise InvalidInput(

@@ -8,6 +8,7 @@ Source: verl/single_controller/base/decorator.py, verl/trainer/ppo/ray_trainer.p
 
 from __future__ import annotations
 
+import re
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -111,7 +112,8 @@ def _call(trainer: Any, method: str, *args: Any) -> Sequence[Told]:
     try:
         said: Sequence[Told] = call(*args)
     except AttributeError as error:
-        if method not in str(error):
+        # Not one that the method raised, with its name in what Ray says of where.
+        if not re.search(rf"no attribute '\w*{method}'", str(error)):
             raise
         raise InvalidInput(f"verl: the workers have no method {method}; {missing}") from error
     return said

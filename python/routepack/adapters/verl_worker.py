@@ -251,11 +251,15 @@ def _restoring(original: Any, where: Any) -> Any:
 
 def _restore(manager: Any, folder: str) -> None:
     """Experts are where optimizer state is about to be loaded from; also of a trainer that moves none by itself."""
-    from routepack.adapters._dist_checkpoint import stamp_of
+    from routepack.adapters._dist_checkpoint import names_experts, stamp_of
 
     experts = _of(manager.model)
     if experts is None and (stamp_of(folder) is not None or placement_path(folder).is_file()):
-        experts = _attached(manager.model, manager.optimizer, bool(manager.vanilla_bridge))
+        try:
+            experts = _attached(manager.model, manager.optimizer, bool(manager.vanilla_bridge))
+        except InvalidInput:  # on all ranks alike, as with an expert-parallel size of 1
+            if not names_experts(folder):
+                raise
     if experts is not None:
         experts.restore(folder)
 

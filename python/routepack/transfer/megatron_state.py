@@ -18,6 +18,7 @@ import torch
 
 from routepack._core import ExpertParameter, ExpertTensor, GridLayout, TrainerFacts
 from routepack._errors import InvalidInput
+from routepack.transfer.names import UNPLACED
 
 _TYPES = {
     torch.float32: "F32",
@@ -29,6 +30,7 @@ _TYPES = {
     torch.int64: "I64",
     torch.uint8: "U8",
 }
+_PARTS = ("token_dispatcher", "experts", "router")  # of a layer with experts
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 _LOCAL_EXPERT = re.compile(r"^local_experts\.(\d+)\.(.+)$")
 _GROUPED = re.compile(r"^(linear_fc[12]\.(?:weight|bias))(\d+)$")
@@ -72,9 +74,10 @@ class _Part:
 
 
 def moe_modules(chunk: Any) -> Iterator[Any]:
-    """The layers of a chunk that route tokens to experts."""
-    for module in chunk.modules():
-        if all(getattr(module, name, None) is not None for name in ("token_dispatcher", "experts", "router")):
+    """The layers of a chunk that route tokens to experts. Those of multi-token prediction, of which no plan knows, stay
+    at home."""
+    for name, module in chunk.named_modules():
+        if not UNPLACED.search(f"{name}.") and all(getattr(module, part, None) is not None for part in _PARTS):
             yield module
 
 

@@ -27,7 +27,7 @@ _GLOBAL = r"experts\.(?P<everywhere>\d+)\."
 _EXPERT = re.compile(rf"(?<![\w])(?:{_GROUPED}|{_SEQUENTIAL}|{_GLOBAL})")
 _LAYER = re.compile(r"(?<![\w])layers\.(\d+)\.")
 # Layers for multi-token prediction have no routes to plan with, so their experts stay where they are.
-_UNPLACED = re.compile(r"(?<![\w])mtp\.")
+UNPLACED = re.compile(r"(?<![\w])mtp\.")
 # Parameters of the expert module that belong to no single expert.
 _ALL_EXPERTS = re.compile(r"(?<![\w])experts\.(?!.*_extra_state$)")
 
@@ -152,7 +152,7 @@ class ExpertNames:
     def _find(self, name: str) -> tuple[int, int, int, int, bool] | None:
         """Row of the placement, index, where the index stands, whether it counts on one rank."""
         hit = _EXPERT.search(name)
-        if _UNPLACED.search(name):
+        if UNPLACED.search(name):
             return None
         if hit is None:
             if _ALL_EXPERTS.search(name):

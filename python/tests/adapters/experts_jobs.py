@@ -362,21 +362,33 @@ def resume(rank: int, folder: str, variant: Variant, kind: str, stop: int, steps
 
 
 def refused(rank: int, folder: str, kind: str) -> list[str]:
-    """What a load says that did not ask for the placement, and one whose checkpoint has lost it."""
+    """What a load says that did not ask for the placement, one whose checkpoint has lost it, and one whose folder has
+    the placement of an earlier save."""
     from megatron.core import parallel_state
 
-    said = []
-    for without in (False, True):
+    path, said = placement_path(folder), []
+    text = path.read_text()
+    for case in ("blind", "lost", "left over"):
         dist.barrier()
-        if without and rank == 0:
-            placement_path(folder).unlink()
+        if case == "lost" and rank == 0:
+            path.unlink()
+        elif case == "left over" and rank == 0:
+            _without_stamp(pathlib.Path(folder))
+            path.write_text(text)
         dist.barrier()
         try:
-            resume(rank, folder, VARIANT, kind, 1, 1, without)
+            resume(rank, folder, VARIANT, kind, 1, 1, case != "blind")
         except InvalidInput as refusal:
             said.append(str(refusal))
             parallel_state.destroy_model_parallel()
     return said
+
+
+def _without_stamp(folder: pathlib.Path) -> None:
+    """As a save without RoutePack into the same folder leaves it."""
+    common = torch.load(folder / "common.pt", weights_only=False)
+    del common["routepack_placement"]
+    torch.save(common, folder / "common.pt")
 
 
 def exported(made: Job) -> dict[str, Any]:
@@ -427,6 +439,32 @@ def moves(rank: int) -> list[str]:
             made.step(0)
         said += [str(one.message) for one in told if "wanted megatron.attach" in str(one.message)]
     return said
+
+
+def torn(rank: int) -> str:
+    """A rank that cannot write what it has received. @returns what it says, and every other one"""
+    from routepack.transfer.megatron import MoveFailed
+    from routepack.transfer.torch_mover import TorchMover
+
+    with job(VARIANT, "both") as made:
+        home = made.experts.placement
+        swapped = home.physical_to_logical[:, ::-1].copy()
+        commit = TorchMover.commit
+
+        def commit_or_not(self: Any, layer: int, copy: int, read_back: bool) -> None:
+            if layer == 1:
+                raise RuntimeError("the device is gone")
+            commit(self, layer, copy, read_back)
+
+        if rank == 3:
+            TorchMover.commit = commit_or_not  # type: ignore[method-assign]
+        try:
+            made.experts.try_move(Placement.from_maps(ranks=home.ranks, physical_to_logical=swapped), 1)
+        except MoveFailed as failure:
+            return str(failure)
+        finally:
+            TorchMover.commit = commit  # type: ignore[method-assign]
+        return "goes on"
 
 
 def stage_that_cannot(rank: int) -> dict[str, Any]:

@@ -339,10 +339,10 @@ def resume(rank: int, checkout: bool, folder: str, sabotage: str = "") -> dict[s
         dist_checkpointing.save(made.sharded("dp_reshardable"), str(place), content_metadata=metadata)
         if rank == 0:  # as Megatron-Bridge writes it beside a checkpoint
             (place / "run_config.yaml").write_text(json.dumps(RUN_CONFIG), encoding="utf-8")
-        where, wanted = made.experts.placement, made.step(2)["loss"]
+        where, probe, wanted = made.experts.placement, made.probe(), made.step(2)["loss"]
         state = made.state()
         made.experts.move(placements(7), 9)
-    if sabotage == "file" and rank == 0:
+    if sabotage in ("file", "alone") and rank == 0:
         (place / "routepack-placement.json").unlink()
     torch.distributed.barrier()
     parts = nemo_worker_source.setup() if checkout else nemo_worker_like.setup_modules()
@@ -351,6 +351,7 @@ def resume(rank: int, checkout: bool, folder: str, sabotage: str = "") -> dict[s
             made.model.load(8)  # other weights than those of the checkpoint
             made._make_moments()
             policy, megatron = _configuration(made, str(place))
+            megatron.checkpoint.load_optim = sabotage != "alone"
             nemo_worker_source.fill(parts, megatron.state, made) if checkout else _fill(parts.setup, made)
             if checkout:
                 _import_worker()
@@ -358,6 +359,10 @@ def resume(rank: int, checkout: bool, folder: str, sabotage: str = "") -> dict[s
                 nemo_rl_experts.install(parts.setup, parts.checkpointing)
             parts.setup.setup_model_and_optimizer(policy, megatron)
             made.experts = placed.of_model([made.model.chunk])
+            if sabotage == "alone":  # by name: right at home, too
+                if not torch.equal(made.probe(), probe) or made.experts.moved:
+                    raise Mismatch("weights alone came into the slots of others")
+                return {"epoch": made.experts.epoch}
             if made.experts.placement != where or made.experts.epoch != 5:
                 raise Mismatch(f"found {made.experts.placement.physical_to_logical.tolist()}")
             for one in made.model.optimizer.chained_optimizers:  # Megatron gives all of Adam one tensor to count in

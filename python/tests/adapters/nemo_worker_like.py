@@ -227,7 +227,7 @@ def _load_checkpoint_from_path(load_dir, state, model, optimizer, strict):
     metadata = common["content_metadata"]
     metadata = {**metadata, "dp_cp_group": state.dp_cp}
     made = {"model": model[0].sharded_state_dict(metadata)}
-    if not state.cfg.checkpoint.finetune and optimizer is not None:
+    if not state.cfg.checkpoint.finetune and state.cfg.checkpoint.load_optim and optimizer is not None:
         made["optimizer"] = optimizer.sharded_state_dict(made["model"], is_loading=True, metadata=metadata)
     loaded, *_ = _load_base_checkpoint(load_dir, state.cfg.checkpoint, False, made)
     model[0].load_state_dict(loaded["model"], strict=False)

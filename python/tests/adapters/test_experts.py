@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import pickle
 import types
 import warnings
 from typing import Any
@@ -22,7 +23,7 @@ with warnings.catch_warnings():
 from transfer.processes import RankFailed, run_ranks  # noqa: E402
 
 from routepack import InvalidInput, Placement  # noqa: E402
-from routepack.adapters import Reason, megatron  # noqa: E402
+from routepack.adapters import Reason, experts, megatron  # noqa: E402
 from routepack.transfer import relabel  # noqa: E402
 
 from . import experts_jobs as jobs  # noqa: E402
@@ -102,9 +103,10 @@ def test_fresh_processes_go_on_from_a_checkpoint_after_moves(kind: str, exact: b
         assert home[0]["epoch"] == 0 and start[0]["epoch"] == 2
         assert all(np.array_equal(home[0]["state"][name], value) for name, value in start[0]["state"].items())
     elif exact:
-        for blind, lost in run_ranks(jobs.refused, RANKS, folder, kind):
+        for blind, lost, left in run_ranks(jobs.refused, RANKS, folder, kind):
             assert "in the order of another placement" in blind and "restore(checkpoint)" in blind
             assert "found no file, wanted the placement" in lost
+            assert "found no stamp" in left and "which an earlier save has left here" in left
 
 
 def test_epochs_go_forward_and_a_model_nobody_attached_to_falls_back() -> None:
@@ -123,10 +125,21 @@ def test_a_move_that_is_refused_leaves_a_step_on_its_layout_with_one_warning() -
     assert not any(rank["warnings"] for rank in ranks[1:])
 
 
+def test_a_layer_that_one_rank_could_not_write_ends_the_job_on_all_of_them() -> None:
+    said = run_ranks(jobs.torn, RANKS)
+    assert all("the device is gone" in text and text.startswith("the move failed in commit") for text in said), said
+
+
 def test_stages_of_a_pipeline_move_their_own_layers_and_agree_on_what_holds() -> None:
     for rank in run_ranks(jobs.stages, RANKS):
         assert rank["numbers"] == [1, 2, 3, 4]
         assert rank["said"][0] == rank["said"][2] == "" and "no bytes today" in rank["said"][1]
+
+
+def test_what_another_stage_says_reaches_a_driver_in_another_process() -> None:
+    said = pickle.loads(pickle.dumps(experts.OtherStageFailed("no bytes today", True)))
+    assert isinstance(said, experts.OtherStageFailed) and said.usable
+    assert str(said) == "on another pipeline stage: no bytes today"
 
 
 def test_attach_comes_after_install() -> None:

@@ -29,6 +29,7 @@ from routepack.adapters import (  # noqa: E402
     PlannerProcess, Reason, Settings, _megatron_bridge, nemo_rl, nemo_rl_moves,
 )  # fmt: skip
 from routepack.adapters.nemo_rl_moves import Torn, Where  # noqa: E402
+from routepack.transfer.checkpoint import STAMP, save_placement, stamp  # noqa: E402
 
 from . import bridge_source, checkouts, nemo_like, nemo_rl_experts_jobs  # noqa: E402
 from .batches import PATIENT, Batch  # noqa: E402
@@ -72,6 +73,37 @@ def test_a_receiver_that_counts_gets_the_order_it_was_told() -> None:
         list(_megatron_bridge.in_order([*stream, ("a", 4)], ["a", "b", "c"]))
 
 
+def test_what_waits_for_its_turn_is_read_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo RL changes its CUDA stream between two weights; no GPU is here, so streams only say what they are asked."""
+    said: list[Any] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def record_event(self) -> str:
+            return f"made on {self.name}"
+
+        def wait_event(self, event: str) -> None:
+            said.append((self.name, event))
+
+    class Tensor:
+        is_cuda, device = True, "cuda:0"
+
+        def record_stream(self, stream: Stream) -> None:
+            said.append((stream.name, self))
+
+    first, second = Stream("first"), Stream("second")
+    now = [first]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[0])
+    a, b, c, on_host = Tensor(), Tensor(), Tensor(), torch.ones(1)
+    ordered = _megatron_bridge.in_order([("c", c), ("d", on_host), ("a", a), ("b", b)], ["a", "b", "c", "d"])
+    assert next(ordered) == ("a", a)
+    now[0] = second
+    assert [*ordered] == [("b", b), ("c", c), ("d", on_host)]
+    assert said == [("second", "made on first"), ("second", c)]
+
+
 MISSING = ["bridge", "order", "reference"] if os.environ.get("ROUTEPACK_LONG") else ["order"]
 
 
@@ -85,6 +117,12 @@ def test_a_hook_that_is_missing_is_seen(missing: str) -> None:
 def test_a_checkpoint_is_loaded_by_setup_with_experts_where_they_were(checkout: bool, tmp_path: pathlib.Path) -> None:
     made = run_ranks(nemo_rl_experts_jobs.resume, RANKS, checkout, str(tmp_path))
     assert all(one == made[0] for one in made)
+
+
+@pytest.mark.parametrize("checkout", [False, REAL])
+def test_weights_alone_need_no_placement(checkout: bool, tmp_path: pathlib.Path) -> None:
+    made = run_ranks(nemo_rl_experts_jobs.resume, RANKS, checkout, str(tmp_path), "alone")
+    assert made == [{"epoch": 0}] * RANKS
 
 
 @pytest.mark.parametrize("missing", ["file", "hooks"] if os.environ.get("ROUTEPACK_LONG") else ["file"])
@@ -137,8 +175,9 @@ class Driver:
 
         class Policy(nemo_like.Policy):
             def __init__(
-                self, cluster: Any, config: Any, init_optimizer: bool = True, worker_extension_cls_fqn: Any = None
-            ) -> None:
+                self, cluster: Any, config: Any, init_optimizer: bool = True, weights_path: Any = None,
+                optimizer_path: Any = None, worker_extension_cls_fqn: Any = None,
+            ) -> None:  # fmt: skip
                 super().__init__(config, RANKS)
                 classes.append(worker_extension_cls_fqn)
 
@@ -357,7 +396,9 @@ def test_a_framework_without_the_hooks_is_refused(driver: Callable[..., Driver])
         one.install()
 
 
-def test_a_policy_of_the_framework_is_given_workers_that_move(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_of_the_framework_is_given_workers_that_move(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
     """NeMo RL's own `Policy.__init__`, with a group of workers that starts no actor."""
     module = checkouts.nemo_policy()
     registry = importlib.import_module("nemo_rl.distributed.ray_actor_environment_registry")
@@ -396,10 +437,14 @@ def test_a_policy_of_the_framework_is_given_workers_that_move(monkeypatch: pytes
         with pytest.raises(InvalidInput, match="megatron_cfg.enabled=false"):
             module.Policy(cluster, {**cfg, "megatron_cfg": {"enabled": False}}, None)
         nemo_rl._move(policy, Placement.from_maps(ranks=2, physical_to_logical=workers.here[0].maps[:, ::-1].copy()), 7)
+        nemo_rl.install(Settings(cost=COST, experts=batch.experts), policy_module=module)
+        module.Policy(cluster, cfg, None)
+        module.Policy(cluster, cfg, None, **saved(tmp_path, away(batch)))
     finally:
         nemo_rl.uninstall()
     own = nemo_rl_moves._OWN
-    assert classes == [(nemo_rl_moves.WORKER, f"/venvs/{own}/bin/python"), (own, registry.get_actor_python_env(own))]
+    moving, theirs = (nemo_rl_moves.WORKER, f"/venvs/{own}/bin/python"), (own, registry.get_actor_python_env(own))
+    assert classes == [moving, theirs, theirs, moving]
     assert workers.calls == [7] and policy.cfg is cfg
 
 
@@ -417,3 +462,83 @@ def test_switched_off_workers_still_know_where_a_checkpoint_has_its_experts(
     one.registry.ACTOR_ENVIRONMENT_REGISTRY = None  # nor does a NeMo RL that has no such hooks end anything
     one.install()
     assert rows(one.train(one.policy())) == own and one.classes == [None]
+
+
+def saved(folder: pathlib.Path, placement: Placement) -> dict[str, str]:
+    """What a policy that resumes is given, when a checkpoint was saved under a placement."""
+    place = folder / "weights" / "iter_0000000"
+    place.mkdir(parents=True)
+    save_placement(place, placement, 6)
+    torch.save({STAMP: stamp(placement, 6)}, place / "common.pt")
+    return {"weights_path": str(folder / "weights"), "optimizer_path": str(folder / "optimizer")}
+
+
+def away(batch: Batch) -> Placement:
+    maps = np.arange(batch.experts, dtype=np.int32)[::-1]
+    return Placement.from_maps(ranks=2, physical_to_logical=np.tile(maps, (batch.layers - 1, 1)))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_checkpoint_whose_experts_had_moved_has_workers_that_know_it_in_every_mode(
+    driver: Callable[..., Driver], warned: Told, tmp_path: pathlib.Path, enabled: bool
+) -> None:
+    one = driver(mode="packing", enabled=enabled)
+    there = away(one.batch)
+    one.workers.here = [Where(there.physical_to_logical, 2, 6, "", one.workers.layers)] * RANKS
+    one.install()
+    policy = one.policy(**saved(tmp_path, there))
+    assert one.classes == [nemo_rl_moves.WORKER]
+    one.train(policy)
+    session = nemo_rl.session_of(policy)
+    assert np.array_equal(session.current, there.physical_to_logical)  # type: ignore[arg-type]
+    assert session.metrics["routepack/fallback"] == (Reason.NONE if enabled else Reason.OFF)
+    if enabled:
+        assert session.last_plans[0].placement == there
+    assert warned() == [] and one.workers.calls == []
+
+
+def test_other_checkpoints_have_workers_of_the_frameworks_own(
+    driver: Callable[..., Driver], warned: Told, tmp_path: pathlib.Path
+) -> None:
+    one = driver(mode="packing")
+    home = Placement.identity(layers=one.batch.layers - 1, experts=one.batch.experts, ranks=2)
+    at_home, moved = saved(tmp_path / "home", home), saved(tmp_path / "moved", away(one.batch))
+    before = saved(tmp_path / "before", away(one.batch))
+    inside = tmp_path / "before" / "weights" / "iter_0000000"
+    (inside / "routepack-placement.json").unlink()
+    torch.save({"iteration": 1}, inside / "common.pt")
+    one.install()
+    for more in (
+        {}, at_home, before, {"weights_path": str(tmp_path / "none"), "optimizer_path": "x"},
+        {**moved, "optimizer_path": None}, {**moved, "init_optimizer": False},
+    ):  # fmt: skip
+        one.train(one.policy(**more))
+    assert one.classes == [None] * 6 and warned() == []
+
+
+@pytest.mark.parametrize("mode", ["packing", "both"])
+@pytest.mark.parametrize("broken", ["quant_cfg", "registry", "file", "torn file", "class"])
+def test_a_checkpoint_whose_experts_had_moved_is_refused_without_such_workers(
+    driver: Callable[..., Driver], tmp_path: pathlib.Path, broken: str, mode: str
+) -> None:
+    one = driver(mode=mode, enabled=False)
+    more, words = saved(tmp_path, away(one.batch)), "experts that had moved"
+    file = tmp_path / "weights" / "iter_0000000" / "routepack-placement.json"
+    if broken in ("quant_cfg", "file", "torn file"):
+        one.cfg["quant_cfg"] = "FP8"
+    if broken == "registry":
+        one.registry.ACTOR_ENVIRONMENT_REGISTRY = None
+    if broken == "file":
+        file.unlink()
+        words = "saved with one"
+    if broken == "torn file":
+        file.write_text(file.read_text()[:40])
+        words = "routepack-placement.json"
+    if broken == "class":
+        one.workers.call = lambda name, **_: getattr(object(), name)  # type: ignore[method-assign]
+        more["worker_extension_cls_fqn"], words = "mine.Worker", "inherits from routepack.adapters.nemo_rl_worker"
+    one.install()
+    with pytest.raises(InvalidInput, match=words) as refusal:
+        one.policy(**more)
+    assert "\n" not in str(refusal.value) and "mode='packing'" not in str(refusal.value)
+    assert one.classes == (["mine.Worker"] if broken == "class" else [])

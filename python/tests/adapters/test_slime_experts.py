@@ -24,6 +24,7 @@ from transfer.processes import RankFailed, run_ranks  # noqa: E402
 
 from routepack import InvalidInput, Placement  # noqa: E402
 from routepack.adapters import PlannerProcess, Reason, Settings, slime, slime_experts  # noqa: E402
+from routepack.transfer.checkpoint import STAMP, save_placement, stamp  # noqa: E402
 
 from . import checkouts, slime_experts_jobs, slime_jobs  # noqa: E402
 from .batches import PATIENT, Batch  # noqa: E402
@@ -79,8 +80,8 @@ def tensorize_rollout_data_for_training(rollout_data: dict[str, Any]) -> None:
 
 
 class RayTrainGroup:
-    def __init__(self, role: str, actor_cls: Any = None) -> None:
-        self.role, self._actor_cls = role, actor_cls
+    def __init__(self, role: str, actor_cls: Any = None, args: Any = None) -> None:
+        self.role, self._actor_cls, self.args = role, actor_cls, args
 
     def _allocate_gpus_for_actor(self) -> Any:
         return self._actor_cls
@@ -201,19 +202,28 @@ def test_a_manager_without_a_way_for_placements_is_refused() -> None:
     slime.uninstall(module=module)
 
 
-def test_groups_of_actors_use_the_class_that_moves_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Moving:
-        pass
+class Moving:
+    """Stands for MovingTrainRayActor, whose module needs slime."""
 
-    class Own(Moving):
-        pass
 
+class Own(Moving):
+    pass
+
+
+def group_of(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Modules with a manager and a group of actors, fresh."""
     worker: Any = types.ModuleType("slime_worker")
     worker.MovingTrainRayActor = Moving
     monkeypatch.setitem(__import__("sys").modules, "routepack.adapters.slime_worker", worker)
     owner = type("RolloutManager", (Manager,), dict(vars(Manager)))
     module = types.SimpleNamespace(RolloutManager=owner, build_dp_schedule=build_dp_schedule)
-    group = types.SimpleNamespace(RayTrainGroup=type("RayTrainGroup", (RayTrainGroup,), dict(vars(RayTrainGroup))))
+    return module, types.SimpleNamespace(
+        RayTrainGroup=type("RayTrainGroup", (RayTrainGroup,), dict(vars(RayTrainGroup)))
+    )
+
+
+def test_groups_of_actors_use_the_class_that_moves_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, group = group_of(monkeypatch)
     slime.install(Settings(cost=COST, mode="placement"), module=module, group_module=group)
     slime.install(Settings(cost=COST, mode="placement"), module=module, group_module=group)
     made = group.RayTrainGroup
@@ -221,8 +231,45 @@ def test_groups_of_actors_use_the_class_that_moves_experts(monkeypatch: pytest.M
     assert made("actor", Own)._allocate_gpus_for_actor() is Own
     with pytest.raises(InvalidInput, match="must inherit from"):
         made("actor", dict)._allocate_gpus_for_actor()
+    for settings in (Settings(cost=COST), Settings(cost=COST, mode="both", on_placement=print)):
+        slime.install(settings, module=module, group_module=group)  # another time, with other settings
+        assert made("actor", dict)._allocate_gpus_for_actor() is dict
     slime.uninstall(module=module, group_module=group)
     assert made("actor")._allocate_gpus_for_actor() is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(cost=COST), Settings(cost=COST, enabled=False), Settings(cost=COST, mode="both", enabled=False)],
+)
+def test_a_checkpoint_whose_experts_had_moved_has_actors_that_know_it_in_every_mode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, settings: Settings
+) -> None:
+    module, group = group_of(monkeypatch)
+    slime.install(settings, module=module, group_module=group)
+    home = Placement.identity(layers=2, experts=4, ranks=2)
+    away = Placement.from_maps(ranks=2, physical_to_logical=home.physical_to_logical[:, ::-1].copy())
+    for number, placement in ((10, home), (20, away), (30, away)):
+        (tmp_path / f"iter_{number:07d}").mkdir()
+        save_placement(tmp_path / f"iter_{number:07d}", placement, 3)
+        torch.save({STAMP: stamp(placement, 3)}, tmp_path / f"iter_{number:07d}" / "common.pt")
+    (tmp_path / "iter_0000030" / "routepack-placement.json").unlink()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
+
+    def chosen(role: str = "actor", own: Any = None, **more: Any) -> Any:
+        args = {"load": str(tmp_path), "ckpt_step": None, "no_load_optim": False, "finetune": False, **more}
+        return group.RayTrainGroup(role, own, argparse.Namespace(**args))._allocate_gpus_for_actor()
+
+    try:
+        assert chosen() is Moving and chosen(ckpt_step=30) is Moving and chosen(own=Own) is Own
+        assert chosen(ckpt_step=10) is chosen(no_load_optim=True) is chosen(finetune=True) is chosen("critic") is None
+        assert chosen(load=None) is chosen(load=str(tmp_path / "none")) is None
+        with pytest.raises(InvalidInput, match=r"iter_0000020.*had moved.*must inherit from"):
+            chosen(own=dict)
+        with pytest.raises(InvalidInput, match=r"iter_0000020.*had moved.*not to be had.*wanted full$"):
+            chosen(update_weight_mode="delta")
+    finally:
+        slime.uninstall(module=module, group_module=group)
 
 
 def test_what_cannot_move_is_refused_by_the_settings_name() -> None:

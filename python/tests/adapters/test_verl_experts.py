@@ -70,6 +70,10 @@ def test_a_fresh_actor_goes_on_from_a_checkpoint_under_its_placement(ranks: Any)
             assert rank[how] == {"epoch": 2, "saved": 51}
 
 
+def test_a_checkpoint_with_names_is_loaded_with_another_expert_parallel_size(ranks: Any) -> None:
+    assert all(rank["on other ranks"] == [0, -1] for rank in ranks)
+
+
 def test_what_cannot_move_says_why_and_a_lost_placement_is_loud(ranks: Any) -> None:
     for rank in ranks:
         lora, qat, frozen, lost = rank["refused"]
@@ -284,10 +288,15 @@ def torn(placement: Any, epoch: int) -> Any:
     raise RuntimeError("layer 3 is torn")
 
 
+def broken(placement: Any, epoch: int) -> Any:
+    raise AttributeError("in routepack_move\nAttributeError: 'NoneType' object has no attribute 'moves'")
+
+
 @pytest.mark.parametrize(
     ("move", "text"),
     [
         (torn, "layer 3 is torn"),
+        (broken, "^in routepack_move"),
         (lambda placement, epoch: [(placement, epoch, "")] * 3 + [(SWAPPED, epoch, "")], "ranks disagree"),
         (lambda placement, epoch: [(placement, epoch, "")] * 3 + [(placement, epoch, "no room")], "ranks disagree"),
         (lambda placement, epoch: [(SWAPPED, epoch, "")] * RANKS, "found experts at epoch"),

@@ -5,6 +5,7 @@ its checkpoint manager and its trainer, mbridge, and Megatron-Core's layers and 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pathlib
 import warnings
@@ -236,6 +237,7 @@ def everything(rank: int, folder: str, checkout: bool) -> dict[str, Any]:
             "resumed": resumed(here / "global_step_2" / "actor", hf_config, stays, True),
             "resumed without asking": resumed(here / "global_step_2" / "actor", hf_config, stays, False),
             "resumed by name": resumed(here / "by_name" / "actor", hf_config, stays, False),
+            "on other ranks": [elsewhere(here / "by_name" / "actor", hf_config, stays, ep) for ep in (4, 1)],
             "refused": refused(here, hf_config),
         }
         found["other bridge"] = other_bridge(checkout)
@@ -340,6 +342,19 @@ def resumed(folder: pathlib.Path, hf_config: Any, stays: list[dict[str, torch.Te
         step(made, worker, 3)
         same(sync(worker), stays[4], "a move and a step later")
         return {"epoch": epoch, "saved": saved(folder, stays[2])}
+
+
+def elsewhere(folder: pathlib.Path, hf_config: Any, stays: list[dict[str, torch.Tensor]], ep: int) -> int:
+    """An actor of another expert-parallel size goes on from a checkpoint with names. @returns its epoch, -1 for none"""
+    with actor(folder.parent.parent, hf_config, dataclasses.replace(HALF, ep=ep)) as (made, worker):
+        worker.actor.engine.checkpoint_mananager.config.megatron.dist_ckpt_optim_fully_reshardable = True
+        made._make_moments()
+        worker.load_checkpoint(str(folder))
+        same(sync(worker), stays[2], f"loaded with ep {ep}")
+        placement, epoch, _ = worker.routepack_placement(False)
+        if placement not in (None, Placement.identity(HALF.layers, HALF.experts, ep)):
+            raise Mismatch("experts are not at home")
+        return -1 if placement is None else epoch
 
 
 def saved(folder: pathlib.Path, wanted: dict[str, torch.Tensor]) -> int:

@@ -148,6 +148,17 @@ def test_layers_with_the_same_number_are_refused():
         states_of(lambda: Chunk(Layer(4, GROUPED), Layer(4, GROUPED)))
 
 
+def test_layers_of_multi_token_prediction_stay_at_home():
+    def chunk():
+        made = Chunk(*(Layer(number, GROUPED) for number in (3, 4, 5, 6)))
+        made.mtp = torch.nn.Module()
+        made.mtp.layers = torch.nn.ModuleList([made.layers.pop(3)])
+        return made
+
+    states = states_of(chunk)
+    assert [layer.number for layer in states[0].layers] == [3, 4, 5] and layout_of(states).layers == 3
+
+
 def test_a_model_without_experts_is_refused():
     with pytest.raises(InvalidInput, match="MoELayer"):
         states_of(lambda: Chunk())
