@@ -62,8 +62,8 @@ def stamp_of(checkpoint: str | os.PathLike[str]) -> Mapping[str, Any] | None:
 
 
 def names_experts(checkpoint: str | os.PathLike[str]) -> bool:
-    """Whether all of a distributed checkpoint is under names, which say the expert; False: it has optimizer state in the
-    order of buffers, or cannot say."""
+    """Whether all of a distributed checkpoint is under names, which say the expert; False: it has optimizer state in
+    the order of buffers, or cannot say."""
     known = getattr(importlib.import_module(f"{_PACKAGE}.serialization"), "load_sharded_metadata", None)
     if not is_one(checkpoint) or not callable(known):
         return False

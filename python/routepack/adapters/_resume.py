@@ -12,9 +12,9 @@ import os
 import pathlib
 import sys
 
-from routepack._core import Placement
 from routepack._errors import Error
 from routepack.adapters import _dist_checkpoint
+from routepack.adapters._placements import home_of
 from routepack.transfer.checkpoint import STAMP, load_placement, placement_path
 
 
@@ -41,8 +41,7 @@ def _away(folder: pathlib.Path) -> str:
         placement = load_placement(folder).placement
     except Error as error:
         return str(error)
-    home = Placement.identity(layers=placement.layers, experts=placement.experts, ranks=placement.ranks)
-    return "" if placement == home else f"{path}: found experts that had moved when the checkpoint was saved"
+    return "" if placement == home_of(placement) else f"{path}: found experts that had moved when the checkpoint was saved"
 
 
 def _stamped(folder: pathlib.Path) -> bool:

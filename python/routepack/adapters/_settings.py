@@ -55,12 +55,10 @@ class Settings:
         """Whether an adapter that can move experts has to: no `on_placement` does it."""
         return self.enabled and self.mode != "packing" and self.on_placement is None
 
-    def need_mover(self, why: str = "") -> None:
-        """For an adapter that does not move experts itself. @raises InvalidInput"""
-        if self.enabled and self.mode != "packing" and self.on_placement is None:
-            missing = f"; {why}" if why else ""
-            wanted = "wanted what moves the experts"
-            raise InvalidInput(f"mode: found {self.mode!r} without on_placement, {wanted}{missing}")
+    def need_mover(self) -> None:
+        """For a session, which does not move experts itself. @raises InvalidInput"""
+        if self.moves_itself:
+            raise InvalidInput(f"mode: found {self.mode!r} without on_placement, wanted what moves the experts")
 
     def cost_model(self) -> CostModel:
         """The cost file, read. @raises InvalidInput"""

@@ -16,6 +16,7 @@ import numpy as np
 
 from routepack._core import Placement
 from routepack._errors import Error, InvalidInput
+from routepack.adapters._placements import expect_shape
 from routepack.adapters._session import Session
 from routepack.adapters.areal_experts import METHOD, message_of, placement_of
 
@@ -40,12 +41,7 @@ class Mover:
 
     def note(self, placement: Placement, epoch: int) -> None:
         """What a session's plan wants. @raises InvalidInput when workers do not have such experts"""
-        found, wanted = ((p.layers, p.experts, p.ranks) for p in (placement, self.placement))
-        if found != wanted:
-            raise InvalidInput(
-                f"found a placement of {list(found)} layers, experts and ranks, wanted {list(wanted)} as the workers "
-                "have; are the layers of areal.counts_of those with experts?"
-            )
+        expect_shape(placement, self.placement, "; are the layers of areal.counts_of those with experts?")
         self._wanted = (placement, epoch)
 
     def follow(self, session: Session, key: Hashable) -> None:

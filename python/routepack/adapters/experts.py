@@ -25,6 +25,7 @@ import torch.distributed
 from routepack._core import Placement
 from routepack._errors import Error, InvalidInput
 from routepack.adapters import _dist_checkpoint
+from routepack.adapters._placements import home_of, shape_of
 from routepack.transfer import megatron as moving
 from routepack.transfer import relabel
 from routepack.transfer.checkpoint import (
@@ -111,7 +112,7 @@ class WorkerExperts:
     def moved(self) -> bool:
         """Whether any slot has, now, another expert than that of its own number."""
         here = self._shown
-        return here != Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks)
+        return here != home_of(here)
 
     def has(self, module: Any) -> bool:
         """Whether a module is one of this model's, on this rank."""
@@ -227,7 +228,7 @@ class WorkerExperts:
     def to_identity(self) -> None:
         """Every expert into the slot of its own number, for whoever knows no placements. Collective."""
         here = self._placement
-        home = Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks)
+        home = home_of(here)
         if here != home:
             self.move(home, self._epoch + 1)
 
@@ -257,11 +258,11 @@ class WorkerExperts:
         inside = _dist_checkpoint.stamp_of(checkpoint) if stamped is None else stamped
         here = self._placement
         if inside is None and not required and not _has_file(checkpoint):
-            self.assume(Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks), 0)
+            self.assume(home_of(here), 0)
             return None
         saved = load_placement(checkpoint, stamped=inside)
-        if _sizes(saved.placement) != _sizes(here):
-            if _sizes(saved.placement)[:2] == _sizes(here)[:2] and _dist_checkpoint.names_experts(checkpoint):
+        if shape_of(saved.placement) != shape_of(here):
+            if shape_of(saved.placement)[:2] == shape_of(here)[:2] and _dist_checkpoint.names_experts(checkpoint):
                 return None  # saved with other ranks; by names, so that it comes right wherever experts are
             load_placement(checkpoint, stamped=inside, shape=here)
         self.assume(saved.placement, saved.epoch)
@@ -274,7 +275,7 @@ class WorkerExperts:
         """
         inside, here = _dist_checkpoint.stamp_of(checkpoint), self._placement
         if inside is None and not _has_file(checkpoint):
-            held = Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks)
+            held = home_of(here)
         else:
             held = load_placement(checkpoint, stamped=inside, shape=here).placement
         if held != here:
@@ -306,7 +307,7 @@ class WorkerExperts:
         return [int(expert) for expert in self._shown.physical_to_logical[row]]
 
     def _expect_shape(self, placement: Placement) -> None:
-        found, wanted = _sizes(placement), _sizes(self._placement)
+        found, wanted = shape_of(placement), shape_of(self._placement)
         if found != wanted:
             raise InvalidInput(f"placement: found {list(found)} layers, experts and ranks, wanted {list(wanted)}")
 
@@ -449,10 +450,6 @@ def _has_file(checkpoint: str | os.PathLike[str]) -> bool:
         f"{path}: found no stamp in the checkpoint, wanted that of this file, which an earlier save has left here; "
         "remove it when the checkpoint is one without RoutePack"
     )
-
-
-def _sizes(placement: Placement) -> tuple[int, int, int]:
-    return placement.layers, placement.experts, placement.ranks
 
 
 def _inside(chunk: Any) -> Any:

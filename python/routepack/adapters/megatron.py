@@ -28,6 +28,7 @@ from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack.adapters._hooks import Replaced, module_of
+from routepack.adapters._placements import expect_shape
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import Counted, RouteCounts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
@@ -369,12 +370,9 @@ def _session(active: _Active) -> Session:
             if active.experts is None and active.settings.on_placement is None:
                 raise InvalidInput("wanted megatron.attach(model_chunks, optimizer) on every rank, or on_placement")
             if active.experts is not None:
-                found, wanted = ((p.layers, p.experts, p.ranks) for p in (placement, active.experts.placement))
-                if found != wanted:
-                    raise InvalidInput(
-                        f"found a placement of {list(found)} layers, experts and ranks, wanted {list(wanted)} as in "
-                        "the model; are the layers of megatron.provide those with experts?"
-                    )
+                expect_shape(
+                    placement, active.experts.placement, "; are the layers of megatron.provide those with experts?"
+                )
             active.moved = (placement, epoch)
 
         settings = dataclasses.replace(settings, on_placement=note)

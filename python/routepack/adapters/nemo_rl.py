@@ -40,7 +40,7 @@ from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack.adapters import nemo_rl_moves as moves
 from routepack.adapters._experts import experts_of
-from routepack.adapters._hooks import module_of, need_function, run_script
+from routepack.adapters._hooks import Replaced, module_of, need_function, run_script
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import RouteCounts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
@@ -67,7 +67,7 @@ _SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 _CHOSEN: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()  #: what a session was made for
 #: of policies made since `install`: workers that know where experts are; None: it has no optimizer
 _MOVERS: weakref.WeakKeyDictionary[Any, moves.Movers | None] = weakref.WeakKeyDictionary()
-_ORIGINALS: list[tuple[Any, str, Any]] = []
+_REPLACED = Replaced()
 
 
 def install(
@@ -132,15 +132,12 @@ def _wrap_start(policy: Any, chosen: Settings, registry_module: Any, groups_modu
 
 def uninstall() -> None:
     """Takes the hooks out again. Workers of policies that are there stay as they are."""
-    while _ORIGINALS:
-        owner, name, original = _ORIGINALS.pop()
-        setattr(owner, name, original)
+    _REPLACED.put_back()
 
 
 def _wrap(owner: Any, name: str, how: Callable[[Any], Any]) -> None:
     original = vars(owner)[name]
-    setattr(owner, name, functools.wraps(original)(how(original)))
-    _ORIGINALS.append((owner, name, original))
+    _REPLACED.put(owner, name, functools.wraps(original)(how(original)))
 
 
 def _marked(original: Any, settings: Settings, *, training: bool, meta: bool = False) -> Any:

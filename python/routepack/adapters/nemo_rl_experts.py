@@ -30,6 +30,7 @@ from routepack._core import Placement
 from routepack._errors import InvalidInput
 from routepack.adapters import _megatron_bridge, experts
 from routepack.adapters._hooks import Replaced, need_function
+from routepack.adapters._placements import home_of
 from routepack.adapters._reasons import one_line
 from routepack.adapters.nemo_rl_moves import Where, refuse
 
@@ -111,7 +112,7 @@ class MovingExperts:
         here = self._routepack_experts()
         with super().use_reference_model():  # type: ignore[misc]
             training = here.shown
-            here.show(_home(training))
+            here.show(home_of(training))
             yield
             here.show(training)  # not after an exception, which leaves the reference model in the slots
 
@@ -156,10 +157,6 @@ class MovingExperts:
         yield
         if not training:
             self.prepare_for_lp_inference()  # type: ignore[attr-defined]
-
-
-def _home(placement: Placement) -> Placement:
-    return Placement.identity(layers=placement.layers, experts=placement.experts, ranks=placement.ranks)
 
 
 def _attaching(original: Any) -> Any:

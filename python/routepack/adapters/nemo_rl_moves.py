@@ -153,7 +153,7 @@ def choosing(original: Any, registry: Any, groups: Any, movers: Any, settings: S
 
 
 def refusing(original: Any, why: str) -> Any:
-    """`__init__` of policies where workers cannot be others than NeMo RL's: a checkpoint whose experts moved is refused.
+    """`__init__` of policies whose workers are NeMo RL's own in any case: a checkpoint with moved experts is refused.
 
     :param why: they cannot
     """

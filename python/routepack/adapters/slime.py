@@ -74,7 +74,7 @@ def install(settings: Settings | None = None, *, module: Any = None, group_modul
         chosen.cost_model()
     owner = module or module_of("slime", "slime.ray.rollout")
     manager = plain_class(owner.RolloutManager)
-    if moves_itself(chosen):
+    if chosen.moves_itself:
         inner = getattr(manager, "routepack_split", None)
         split = inner if inner is not None else inspect.getattr_static(manager, _SPLIT, None)
         if _SHIP not in getattr(getattr(inspect.unwrap(split), "__code__", None), "co_names", ()):
@@ -101,11 +101,6 @@ def install(settings: Settings | None = None, *, module: Any = None, group_modul
     setattr(manager, _SPLIT, split_train_data)
 
 
-def moves_itself(settings: Settings) -> bool:
-    """Whether this adapter moves experts."""
-    return settings.enabled and settings.mode != "packing" and settings.on_placement is None
-
-
 def _choose_actors(owner: Any, settings: Settings) -> None:
     """Groups of training actors made from now on are of the class that knows where experts are: when experts move, and
     for a checkpoint whose experts had moved."""
@@ -127,7 +122,7 @@ def _choose_actors(owner: Any, settings: Settings) -> None:
 
 def _choose_actor(group: Any, settings: Settings) -> None:
     found = ""
-    if not moves_itself(settings):
+    if not settings.moves_itself:
         if settings.mode != "packing" and settings.on_placement is not None:
             return  # whoever moves them restores them
         found = _away(getattr(group, "args", None))
@@ -198,7 +193,7 @@ def split_train_data(self: Any, data: Any) -> Any:
         return own if made is None else made
 
     hooked = with_global(original, _BUILD, schedule)
-    if moves_itself(type(self).routepack_settings):
+    if type(self).routepack_settings.moves_itself:
         ship = original.__globals__[_SHIP]
 
         def with_placement(rollout_data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -372,7 +367,7 @@ def session_of(manager: Any) -> Session:
     session = _SESSIONS.get(manager)
     if session is None:
         settings = _logged(manager, type(manager).routepack_settings)
-        if moves_itself(settings):
+        if settings.moves_itself:
             mine = weakref.ref(manager)
             settings = dataclasses.replace(settings, on_placement=lambda p, e: _ship(mine(), p, e))
         session = Session(settings, framework="slime", config=manager.args)

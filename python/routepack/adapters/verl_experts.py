@@ -18,6 +18,7 @@ import numpy as np
 
 from routepack._core import Placement
 from routepack._errors import Error, InvalidInput
+from routepack.adapters._placements import expect_shape
 from routepack.adapters._session import Session
 from routepack.adapters.verl_worker import ASK, MOVE, Told, refuse_settings
 
@@ -67,11 +68,7 @@ def wanting(trainer: Any) -> Callable[[Placement, int], None]:
 
     def note(placement: Placement, epoch: int) -> None:
         here, _ = _TOLD[mine()]
-        found, wanted = ((p.layers, p.experts, p.ranks) for p in (placement, here))
-        if found != wanted:
-            raise InvalidInput(
-                f"found a placement of {list(found)} layers, experts and ranks, wanted {list(wanted)} as in the model"
-            )
+        expect_shape(placement, here)
         if placement != here:  # else workers need not load what they have offloaded
             _WANTED[mine()] = placement, epoch
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from routepack._core import Placement
 from routepack._errors import InvalidInput
 from routepack.adapters._hooks import Replaced, module_of, need_function
+from routepack.adapters._placements import home_of
 from routepack.adapters._unsafe import look_up
 from routepack.transfer.checkpoint import STAMP, placement_path
 
@@ -282,8 +283,7 @@ def _bringing_back(original: Any) -> Any:
         experts = _of(self.actor.engine.module)
         if experts is not None and n in getattr(self, "cpu_saved_models", {}):
             here = experts.placement
-            home = Placement.identity(layers=here.layers, experts=here.experts, ranks=here.ranks)
-            experts.show(_TAKEN.get(self, {}).get(n, home))  # taken before experts could move
+            experts.show(_TAKEN.get(self, {}).get(n, home_of(here)))  # taken before experts could move
         return original(self, n)
 
     return restore_model_from_cpu
