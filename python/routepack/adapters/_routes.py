@@ -24,6 +24,77 @@ class Counted:
     recorded: npt.NDArray[np.int32]  #: int32 [L], rows that were counted
 
 
+_FORM = 1  #: of what `pack_counts` makes; another one is not understood
+_HEAD = 5  #: columns before the counts
+
+
+def pack_counts(routes: Sequence[Any], *, experts: int) -> npt.NDArray[np.int32]:
+    """What the routes [rows, layers, k] of each sample count, as one array that travels in their place.
+
+    :return: int32 [samples, layers, 5 + experts]: form, experts, rows, k, rows that were counted, and the counts
+    :raises InvalidInput: as `count_routes` does
+
+    >>> pack_counts([np.array([[[0, 2]], [[2, 1]]], dtype=np.uint8)], experts=3).tolist()
+    [[[1, 3, 2, 2, 2, 1, 1, 2]]]
+    """
+    counts, report = count_routes_batch(routes, experts=experts)
+    made = np.empty((*counts.shape[:2], _HEAD + experts), dtype=np.int32)
+    for i, some in enumerate(routes):
+        made[i, :, : _HEAD - 1] = _FORM, experts, some.shape[0], some.shape[2]
+    made[..., _HEAD - 1], made[..., _HEAD:] = report.recorded, counts
+    return made
+
+
+def no_counts(routes: Any, *, experts: int) -> npt.NDArray[np.int32]:
+    """For one sample whose routes cannot be counted: what nobody takes for counts, [layers, 5 + experts]."""
+    return np.zeros((routes.shape[1], _HEAD + experts), dtype=np.int32)
+
+
+def counts_from_bytes(samples: Sequence[bytes], *, experts: int) -> npt.NDArray[np.int32]:
+    """What `pack_counts` made for each sample, from bytes in the order of this machine. @raises ValueError"""
+    return np.frombuffer(b"".join(samples), dtype=np.int32).reshape(len(samples), -1, _HEAD + experts)
+
+
+def unpack_counts(
+    packed: npt.NDArray[np.int32], *, experts: int, rows: Sequence[int | None]
+) -> tuple[list[Counted], int]:
+    """What `pack_counts` made for each sample, and k.
+
+    :param packed: [samples, layers, 5 + experts]
+    :param rows: how many rows of routes each sample must have; None: a sample that has none, whatever is there for it
+    :raises InvalidInput: when it is not that
+
+    >>> counted, k = unpack_counts(np.array([[[1, 3, 2, 2, 2, 1, 1, 2]]], dtype=np.int32), experts=3, rows=[2])
+    >>> counted[0].counts.tolist(), counted[0].recorded.tolist(), k
+    ([[1, 1, 2]], [2], 2)
+    """
+    if packed.ndim != 3 or packed.shape[::2] != (len(rows), _HEAD + experts) or packed.dtype != np.int32:
+        raise InvalidInput(
+            f"counts: found {packed.dtype} {list(packed.shape)}, wanted int32 [{len(rows)}, layers, {_HEAD + experts}]"
+        )
+    real = np.array([number is not None for number in rows])
+    wanted = np.array([number or 0 for number in rows], dtype=np.int32)
+    head, counts = packed[..., :_HEAD], np.where(real[:, None, None], packed[..., _HEAD:], 0)
+    k, recorded = int(head[..., 3].max(initial=0)), np.where(real[:, None], head[..., 4], 0)
+    for name, found, expected in (
+        ("form", head[..., 0], _FORM),
+        ("experts", head[..., 1], experts),
+        ("rows", head[..., 2], wanted[:, None]),
+        ("k", head[..., 3], k),
+        ("counts", counts.sum(axis=-1, dtype=np.int64), recorded.astype(np.int64) * k),
+    ):
+        wrong = np.argwhere((found != expected) & real[:, None])
+        if len(wrong):
+            sample, layer = (int(i) for i in wrong[0])
+            value = np.broadcast_to(expected, found.shape)[sample, layer]
+            raise InvalidInput(
+                f"counts of sample {sample}, layer {layer}: found {name} {found[sample, layer]}, wanted {value}"
+            )
+    if counts.min(initial=0) < 0 or (recorded > wanted[:, None]).any():
+        raise InvalidInput("counts: found a number below 0, or more rows counted than there are")
+    return [Counted(some, seen) for some, seen in zip(_narrow(counts.astype(np.uint32)), recorded, strict=True)], k
+
+
 class RouteCounts:
     """Counts of routes, remembered for as long as the routes live.
 

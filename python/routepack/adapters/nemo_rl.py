@@ -9,9 +9,9 @@ ROUTEPACK_COST=cost.toml.
 
 NeMo RL cuts a batch on its driver, once for log-probs and once for training, always through
 `BatchedDataDict.shard_by_batch_size`. The plan is made at the first of these for the chunks that training will take
-(`train_global_batch_size` samples), and serves the others where their cap allows it. With mode 'placement' or 'both'
-the policy's Megatron workers move experts at that moment (`nemo_rl_moves`, `nemo_rl_experts`). With others they keep
-them where a checkpoint has them.
+(`train_global_batch_size` samples), and serves the others where their cap allows it. With the data plane, routes are
+counted where rollouts end (`nemo_rl_rollouts`). With mode 'placement' or 'both' the policy's Megatron workers move
+experts at that moment (`nemo_rl_moves`, `nemo_rl_experts`). With others they keep them where a checkpoint has them.
 Source: nemo_rl/distributed/batched_data_dict.py, nemo_rl/models/policy/lm_policy.py and tq_policy.py beside it,
 nemo_rl/data_plane/preshard.py at commit 7ea279ab.
 """
@@ -39,16 +39,17 @@ from routepack._arrays import host_array
 from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack.adapters import nemo_rl_moves as moves
+from routepack.adapters import nemo_rl_rollouts as rollouts
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, module_of, need_function, run_script
 from routepack.adapters._reasons import FallBack, Reason
-from routepack.adapters._routes import RouteCounts
+from routepack.adapters._routes import Counted, RouteCounts, unpack_counts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
 from routepack.adapters._unsafe import look_up
 
 _LOG = logging.getLogger("routepack")
-_ROUTES = "routed_experts"
+_ROUTES = rollouts.ROUTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +114,11 @@ def install(
     if plane is not None:
         _wrap(plane.TQPolicy, "_logprob_dispatch", lambda f: _marked(f, chosen, training=False, meta=True))
         _wrap(plane.TQPolicy, "train_from_meta", lambda f: _logging(_marked(f, chosen, training=True, meta=True)))
+    if policy_module is None and chosen.enabled:
+        try:
+            rollouts.install(_REPLACED, module_of("nemo_rl", "nemo_rl.experience.sync_rollout_actor"), chosen.experts)
+        except InvalidInput as error:
+            _LOG.info("routepack: routes in the data plane are counted on the driver: %s", error)
 
 
 def _wrap_start(policy: Any, chosen: Settings, registry_module: Any, groups_module: Any) -> None:
@@ -207,9 +213,7 @@ def _planned(data: Any, now: _Pass, shards: int, batch_size: int | None, packing
             lengths,
             multiple,
             chunk,
-            routes=_routes(data, now),
-            experts=now.settings.experts,
-            layers=() if movers is None else movers.here.layers,
+            *_counted(data, now, lengths, () if movers is None else movers.here.layers),
         ),
         lambda planned: shards_of(
             planned, data, lengths, multiple, chunk, train_cap, sliced, one_chunk=not now.training
@@ -272,44 +276,22 @@ def step_of(
     lengths: npt.NDArray[np.int32],
     multiple: int,
     chunk: int,
-    *,
-    routes: Any,
-    experts: int = 0,
-    layers: Sequence[int] = (),
+    counted: Sequence[Counted | None],
+    top_k: int,
 ) -> Step:
     """Windows of the chunks that training takes, and the limits of its microbatches.
 
-    :param routes: [batch, width, layers, k]; rows of -1 were not recorded
-    :param experts: routed experts per layer; 0: as the configuration of the model says
-    :param layers: numbers of those with experts, counted from 1, where routes of all layers may come; (): all have some
-    :raises FallBack: when routes are missing
+    :param counted: routes of each sample
+    :raises FallBack: when samples do not fill chunks
     """
-    if routes is None:
-        raise FallBack(Reason.NO_ROUTES, "the batch has no routed_experts; is policy.router_replay.enabled on?")
-    if routes.ndim != 4 or routes.shape[0] != lengths.size or routes.shape[1] < lengths.max(initial=0):
-        raise FallBack(
-            Reason.BAD_INPUT,
-            f"routed_experts: found shape {list(routes.shape)}, "
-            f"wanted [{lengths.size}, {int(lengths.max(initial=0))} or more, layers, k]",
-        )
     if lengths.size % chunk:
         raise FallBack(Reason.UNSUPPORTED, f"found {lengths.size} samples, wanted a multiple of {chunk}")
-    tokens = lengths.tolist()
-    kept = None
-    if layers and len(layers) < routes.shape[2]:
-        if max(layers) > routes.shape[2]:
-            text = f"routed_experts: found {routes.shape[2]} layers, wanted {len(layers)} or all, {max(layers)} or more"
-            raise FallBack(Reason.BAD_INPUT, text)
-        kept = [number - 1 for number in layers]
-    counted = RouteCounts(experts=experts or experts_of(str(cfg["model_name"])), layers=kept).of(
-        [routes[i, : tokens[i]] for i in range(len(tokens))], lengths=tokens
-    )
     return Step(
         windows=[
             StepWindow(lengths[begin : begin + chunk], counted[begin : begin + chunk])
-            for begin in range(0, len(tokens), chunk)
+            for begin in range(0, lengths.size, chunk)
         ],
-        top_k=int(routes.shape[3]),
+        top_k=top_k,
         topology=topology_of(cfg, shards),
         capacity=int(cfg["sequence_packing"]["train_mb_tokens"]),
         constraints=Constraints(sample_multiple=multiple),
@@ -378,6 +360,62 @@ def topology_of(cfg: Any, dp: int) -> Topology:
         tp=_size(dtensor, "tensor_parallel_size"),
         cp=_size(dtensor, "context_parallel_size"),
     )
+
+
+def _counted(
+    data: Any, now: _Pass, lengths: npt.NDArray[np.int32], layers: Sequence[int]
+) -> tuple[Sequence[Counted | None], int]:
+    """What the routes of each sample count, and k.
+
+    :param layers: numbers of those with experts, counted from 1, where routes of all layers may come; (): all have some
+    :raises FallBack: when routes are missing
+    """
+    experts = now.settings.experts or experts_of(str(now.policy.cfg["model_name"]))
+    before = _counted_before(data, now, lengths, experts)
+    if before is not None:
+        counted, top_k = before
+        kept = _kept(layers, counted[0].counts.shape[0])
+        return counted if kept is None else [Counted(c.counts[kept], c.recorded[kept]) for c in counted], top_k
+    routes = _routes(data, now)
+    if routes is None:
+        raise FallBack(Reason.NO_ROUTES, "the batch has no routed_experts; is policy.router_replay.enabled on?")
+    if routes.ndim != 4 or routes.shape[0] != lengths.size or routes.shape[1] < lengths.max(initial=0):
+        raise FallBack(
+            Reason.BAD_INPUT,
+            f"routed_experts: found shape {list(routes.shape)}, "
+            f"wanted [{lengths.size}, {int(lengths.max(initial=0))} or more, layers, k]",
+        )
+    tokens = lengths.tolist()
+    cache = RouteCounts(experts=experts, layers=_kept(layers, routes.shape[2]))
+    return cache.of([routes[i, : tokens[i]] for i in range(len(tokens))], lengths=tokens), int(routes.shape[3])
+
+
+def _kept(layers: Sequence[int], found: int) -> list[int] | None:
+    """Places of the layers with experts among those that routes have; None: all of them."""
+    if not layers or len(layers) >= found:
+        return None
+    if max(layers) > found:
+        text = f"routed_experts: found {found} layers, wanted {len(layers)} or all, {max(layers)} or more"
+        raise FallBack(Reason.BAD_INPUT, text)
+    return [number - 1 for number in layers]
+
+
+def _counted_before(
+    data: Any, now: _Pass, lengths: npt.NDArray[np.int32], experts: int
+) -> tuple[list[Counted], int] | None:
+    """What was counted where rollouts ended; None unless it is in the data plane and fits all samples."""
+    if now.meta is None or _ROUTES in data or not getattr(now.policy, "_router_replay_enabled", False):
+        return None
+    try:
+        # Not by `read_from_dataplane`, which takes the second dimension of whatever it reads for tokens, and pads it.
+        stored = now.policy.dp_client.get_samples(
+            sample_ids=now.meta.sample_ids, partition_id=now.meta.partition_id, select_fields=[rollouts.COUNTS]
+        )
+        packed = host_array(stored[rollouts.COUNTS], rollouts.COUNTS)
+        return unpack_counts(packed, experts=experts, rows=lengths.tolist())
+    except Exception as error:  # an actor without RoutePack, other settings there: the routes say it all
+        _LOG.debug("routepack: routes are counted on the driver: %s", error)
+        return None
 
 
 def _routes(data: Any, now: _Pass) -> Any:

@@ -32,17 +32,17 @@ import numpy.typing as npt
 from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
-from routepack.adapters import verl_experts, verl_worker
+from routepack.adapters import verl_experts, verl_rollouts, verl_worker
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, module_of, need_function
 from routepack.adapters._reasons import FallBack, Reason
-from routepack.adapters._routes import RouteCounts
+from routepack.adapters._routes import Counted, RouteCounts, counts_from_bytes, unpack_counts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
 from routepack.adapters._unsafe import check_settings, look_up
+from routepack.adapters.verl_rollouts import COUNTS, ROUTES
 
 _LOG = logging.getLogger("routepack")
-ROUTES = "routed_experts"
 #: int64 [N, 4]: microbatch, counted over all mini-batches; first one and number of those of its mini-batch; cap
 CELLS = "routepack_cells"
 PASSES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
@@ -87,6 +87,10 @@ def install(settings: Settings | None = None) -> None:
     if chosen.moves_itself:
         verl_worker.install_methods(module_of("verl", "verl.workers.engine_workers"))
     install_trainer(module_of("verl", "verl.trainer.ppo.ray_trainer").RayPPOTrainer, settings)
+    try:
+        verl_rollouts.install(settings=chosen)
+    except InvalidInput as error:
+        _LOG.info("routepack: routes are counted on the driver: %s", error)
     try:
         stored = module_of("verl", "verl.trainer.ppo.v1.trainer_base")
     except InvalidInput:
@@ -133,6 +137,7 @@ def install_trainer(trainer: Any, settings: Settings | None = None, *, queue: An
 def uninstall() -> None:
     """Takes the hooks of this process out again."""
     _REPLACED.put_back()
+    verl_rollouts.uninstall()
     verl_worker.uninstall()
 
 
@@ -161,6 +166,11 @@ class _Held:
         found: npt.NDArray[np.int64] = mask.view(len(mask), -1).sum(-1).numpy().astype(np.int64)
         return found
 
+    def counts(self, batch: Any, lengths: Sequence[int], experts: int) -> tuple[npt.NDArray[np.int32], Any] | None:
+        """What workers of the agent loop counted, and how many rows each sample must have, as for `unpack_counts`."""
+        column = batch.non_tensor_batch.get(COUNTS)
+        return None if column is None else (counts_from_bytes(column, experts=experts), [n - 1 for n in lengths])
+
     def routes(self, batch: Any, lengths: Sequence[int]) -> list[Any] | None:
         """Without the last token of each sample, which no engine routes."""
         if ROUTES not in batch.batch:
@@ -169,6 +179,10 @@ class _Held:
         # Prompts are padded on the left, so that real tokens are one span.
         begins = mask.int().argmax(dim=1).tolist()
         return [routes[i, b : b + n - 1] for i, (b, n) in enumerate(zip(begins, lengths, strict=True))]
+
+    def forget(self, batch: Any) -> None:
+        """After the plan nobody reads counts, and workers need not get them."""
+        batch.non_tensor_batch.pop(COUNTS, None)
 
     def reorder(self, batch: Any, layout: Layout) -> None:
         import torch
@@ -195,15 +209,32 @@ class _Stored:
     def lengths(self, batch: Any) -> npt.NDArray[np.int64]:
         return np.array([tag["seq_len"] for tag in batch.tags], dtype=np.int64)
 
+    def counts(self, batch: Any, lengths: Sequence[int], experts: int) -> tuple[npt.NDArray[np.int32], Any] | None:
+        import torch
+
+        stored = self._read(batch, COUNTS)
+        if COUNTS not in stored:
+            return None
+        packed = torch.stack(list(stored[COUNTS].unbind())).numpy()  # what it gives is ragged, or not
+        # Samples that verl makes up have zeros for routes, and copies of the other fields of a sample.
+        made_up = [bool(tag.get("is_padding")) for tag in batch.tags]
+        return packed, [None if skip else n - 1 for skip, n in zip(made_up, lengths, strict=True)]
+
     def routes(self, batch: Any, lengths: Sequence[int]) -> list[Any] | None:
         try:
-            stored = self.queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[ROUTES])
+            stored = self._read(batch, ROUTES)
         except Exception as error:
             raise FallBack(Reason.NO_ROUTES, f"{ROUTES} cannot be read from TransferQueue: {error}") from None
         if ROUTES not in stored:
             return None
         routes = stored[ROUTES]
         return [some[: n - 1] for some, n in zip(routes.unbind(), lengths, strict=True)]
+
+    def forget(self, batch: Any) -> None:
+        pass  # fields of a sample go with it
+
+    def _read(self, batch: Any, field: str) -> Any:
+        return self.queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[field])
 
     def reorder(self, batch: Any, layout: Layout) -> None:
         import torch
@@ -248,6 +279,7 @@ def _balancing(original: Any, settings: Settings, source: Any) -> Any:
             if layout is not None:
                 source.reorder(now, layout)
                 _LAYOUTS[self] = Layout(layout.order, layout.cells, key, source.content(now))
+            source.forget(now)
             metrics.update(session.metrics)
         except Exception as error:  # in verl's own data classes
             _LOG.warning("routepack: verl's own packing is used: %s: %s", type(error).__name__, error)
@@ -324,31 +356,58 @@ def _build(trainer: Any, batch: Any, source: Any, settings: Settings) -> Step:
     if getattr(trainer, "use_prefix_grouper", False):
         raise FallBack(Reason.UNSUPPORTED, "PrefixGrouper keeps groups of samples together")
     limits = limits_of(config, dp)
-    routes = source.routes(batch, lengths.tolist())
-    if routes is None:
-        raise FallBack(Reason.NO_ROUTES, f"the batch has no {ROUTES}; is router_replay.mode=R3 on?")
+    experts = settings.experts or _experts(trainer.config)
+    known = _counted_before(source, batch, lengths, experts) or _counted_here(source, batch, lengths, experts)
     for finding in check_settings("megatron", _megatron_overrides(config), allow=settings.allow):
         if finding.refuse:
             raise FallBack(Reason.SETTINGS, f"{finding.text}; remove it, or accept that with allow")
-    return step_of(lengths, routes, dp, limits, experts=settings.experts or _experts(trainer.config))
+    return step_of(lengths, known[0], known[1], dp, limits)
 
 
-def step_of(lengths: npt.NDArray[np.int64], routes: Sequence[Any], dp: int, limits: Limits, *, experts: int) -> Step:
-    """Windows of verl's mini-batches, and the limits of its microbatches.
+def _counted_before(
+    source: Any, batch: Any, lengths: npt.NDArray[np.int64], experts: int
+) -> tuple[list[Counted], int] | None:
+    """What was counted where rollouts ended, and k; None unless it is there and fits all samples."""
+    try:
+        found = source.counts(batch, lengths.tolist(), experts)
+        if found is None:
+            return None
+        counted, top_k = unpack_counts(found[0], experts=experts, rows=found[1])
+    except Exception as error:  # workers without the hooks, other settings there: the routes say it all
+        _LOG.debug("routepack: routes are counted on the driver: %s", error)
+        return None
+    # Dense layers are zeros: no row names an expert but the first.
+    kept = next((found for some in counted if (found := some.counts[:, 1:].any(axis=1)).any()), None)
+    if kept is None:
+        raise FallBack(Reason.NO_ROUTES, f"all {ROUTES} are zero")
+    return [Counted(some.counts[kept], some.recorded[kept]) for some in counted], top_k
 
-    :param routes: per sample [tokens - 1, layers, k]; layers and rows of zeros have no routes
-    :raises FallBack: when samples do not fill mini-batches
-    """
+
+def _counted_here(source: Any, batch: Any, lengths: npt.NDArray[np.int64], experts: int) -> tuple[list[Any], int]:
+    routes = source.routes(batch, lengths.tolist())
+    if routes is None:
+        raise FallBack(Reason.NO_ROUTES, f"the batch has no {ROUTES}; is router_replay.mode=R3 on?")
     kept = next((found for some in routes if (found := _layers(some))), None)
     if kept is None:
         raise FallBack(Reason.NO_ROUTES, f"all {ROUTES} are zero")
-    counted = RouteCounts(experts=experts, layers=kept).of(list(routes), lengths=lengths.tolist())
+    counted = RouteCounts(experts=experts, layers=kept).of(routes, lengths=lengths.tolist())
+    return counted, int(routes[0].shape[2])
+
+
+def step_of(
+    lengths: npt.NDArray[np.int64], counted: Sequence[Counted | None], top_k: int, dp: int, limits: Limits
+) -> Step:
+    """Windows of verl's mini-batches, and the limits of its microbatches.
+
+    :param counted: routes of each sample, without its last token
+    :raises FallBack: when samples do not fill mini-batches
+    """
     return Step(
         windows=[
             StepWindow(lengths[members].astype(np.int32), [counted[i] for i in members])
             for members in mini_batches(len(lengths), dp, limits.mini_batch)
         ],
-        top_k=int(routes[0].shape[2]),
+        top_k=top_k,
         topology=limits.topology,
         capacity=limits.capacity,
         constraints=Constraints(
@@ -454,6 +513,8 @@ def rearranging(original: Any) -> Any:
 
     @functools.wraps(original)
     def rearrange_micro_batches(batch: Any, max_token_len: int, *args: Any, **kwargs: Any) -> Any:
+        if COUNTS in batch.keys():
+            batch.pop(COUNTS)  # only the driver reads it
         if CELLS not in batch.keys():
             return original(batch, max_token_len, *args, **kwargs)
         cells = cells_of(batch.pop(CELLS).cpu().numpy(), max_token_len, kwargs.get("num_batches_divided_by") or 1)

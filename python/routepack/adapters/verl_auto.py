@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from routepack._errors import InvalidInput
-from routepack.adapters import Settings, verl, verl_worker
+from routepack.adapters import Settings, verl, verl_rollouts, verl_worker
 
 _LOG = logging.getLogger("routepack")
 
@@ -53,7 +53,8 @@ def _quietly(hook: Callable[[Any], object], module: Any) -> None:
     except Exception as error:  # a training job goes on without plans
         if isinstance(error, InvalidInput) and ".trainer." in module.__name__ and _moves():
             raise
-        level = logging.INFO if module.__name__ in verl_worker.HOOKS and not _moves() else logging.WARNING
+        optional = module.__name__ == verl_rollouts.MODULE or (module.__name__ in verl_worker.HOOKS and not _moves())
+        level = logging.INFO if optional else logging.WARNING
         _LOG.log(level, "routepack: stays off in %s: %s", module.__name__, error)
 
 
@@ -70,6 +71,7 @@ def wait() -> None:
         "verl.workers.engine.utils": verl.install_worker,
         "verl.trainer.ppo.ray_trainer": lambda module: verl.install_trainer(module.RayPPOTrainer),
         "verl.trainer.ppo.v1.trainer_base": lambda module: verl.install_trainer(module.PPOTrainer, queue=module.tq),
+        verl_rollouts.MODULE: verl_rollouts.install,
         **verl_worker.HOOKS,  # in workers, whatever the mode: the driver says whether experts move
     }
     for name in [name for name in hooks if name in sys.modules]:
