@@ -72,16 +72,18 @@ def unpack_counts(
         raise InvalidInput(
             f"counts: found {packed.dtype} {list(packed.shape)}, wanted int32 [{len(rows)}, layers, {_HEAD + experts}]"
         )
-    real = np.array([number is not None for number in rows])
+    real = np.array([number is not None for number in rows], dtype=bool)
     wanted = np.array([number or 0 for number in rows], dtype=np.int32)
-    head, counts = packed[..., :_HEAD], np.where(real[:, None, None], packed[..., _HEAD:], 0)
-    k, recorded = int(head[..., 3].max(initial=0)), np.where(real[:, None], head[..., 4], 0)
+    head, counts = packed[..., :_HEAD], packed[..., _HEAD:]
+    k, recorded = int(head[real, :, 3].max(initial=0)), head[..., 4]
     for name, found, expected in (
         ("form", head[..., 0], _FORM),
         ("experts", head[..., 1], experts),
         ("rows", head[..., 2], wanted[:, None]),
         ("k", head[..., 3], k),
         ("counts", counts.sum(axis=-1, dtype=np.int64), recorded.astype(np.int64) * k),
+        ("a count", np.minimum(counts.min(axis=-1, initial=0), 0), 0),
+        ("rows counted", recorded, np.clip(recorded, 0, wanted[:, None])),
     ):
         wrong = np.argwhere((found != expected) & real[:, None])
         if len(wrong):
@@ -90,9 +92,9 @@ def unpack_counts(
             raise InvalidInput(
                 f"counts of sample {sample}, layer {layer}: found {name} {found[sample, layer]}, wanted {value}"
             )
-    if counts.min(initial=0) < 0 or (recorded > wanted[:, None]).any():
-        raise InvalidInput("counts: found a number below 0, or more rows counted than there are")
-    return [Counted(some, seen) for some, seen in zip(_narrow(counts.astype(np.uint32)), recorded, strict=True)], k
+    narrow = _narrow(counts)
+    narrow[~real] = 0
+    return [Counted(some, seen) for some, seen in zip(narrow, recorded * real[:, None], strict=True)], k
 
 
 class RouteCounts:
@@ -168,5 +170,5 @@ class RouteCounts:
             self._known[key] = (reference, counted)
 
 
-def _narrow(counts: npt.NDArray[np.uint32]) -> npt.NDArray[Any]:
-    return counts.astype(np.uint16) if counts.max(initial=0) < 1 << 16 else np.array(counts)
+def _narrow(counts: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return counts.astype(np.uint16 if counts.max(initial=0) < 1 << 16 else np.uint32)

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from routepack.adapters.experts import WorkerExperts
 
 METHOD = "routepack_experts"  #: `serve` as a method of every engine of a worker, by which the controller asks
-_PLACED = "_routepack_placed"  # of an engine: its experts
 _NAMES = "get_named_parameters"
 _EP_UPDATE = "_update_bucket_expert_weights_from_distributed"
 _REPLACED = Replaced()
@@ -50,9 +49,11 @@ def placement_of(message: str) -> tuple[Placement, int, str]:
 
 
 def experts_of(engine: Any) -> WorkerExperts | None:
-    """The experts of an engine; None: they were never attached."""
-    found: WorkerExperts | None = vars(engine).get(_PLACED)
-    return found
+    """The experts of the model that an engine has now; None: they were never attached."""
+    from routepack.adapters import experts
+
+    model = getattr(engine, "model", None)
+    return None if model is None else experts.of_model(model)
 
 
 def serve(engine: Any, what: str, message: str = "") -> str:
@@ -87,7 +88,7 @@ def attach(engine: Any) -> WorkerExperts:
         install()
         module_of("routepack", f"routepack.adapters.{_bridge_names(engine)}").install()
         found = experts.attach(engine.model, engine.optimizer)
-        setattr(engine, _PLACED, found)
+        engine.model[0].routepack_experts = found  # as long as the model is there
     return found
 
 
@@ -208,9 +209,7 @@ def _restoring(original: Any) -> Any:
     def load_checkpoint(
         self: Any, local_path: str, with_model: bool = True, with_optimizer: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
-        from routepack.adapters import experts
-
-        placed = experts.of_model(self.model)
+        placed = experts_of(self)
         # Weights alone are named by expert in any checkpoint, and come right whatever the placement.
         if placed is not None and with_optimizer:
             self.wait_async_saves()

@@ -198,6 +198,8 @@ def _attach(worker: Any, engine: Any) -> WorkerExperts:
 def _attached(chunks: Any, optimizer: Any, vanilla: bool) -> WorkerExperts:
     from routepack.adapters import experts
 
+    if any(name.endswith("weight_quantizer") for chunk in chunks for name, _ in chunk.named_modules()):
+        raise InvalidInput("verl: found quantizers in the model (qat.enable), whose exporter numbers experts by itself")
     if vanilla:
         from routepack.adapters import _mbridge
 

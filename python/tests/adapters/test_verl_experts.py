@@ -26,6 +26,7 @@ from transfer.processes import run_ranks  # noqa: E402
 
 from routepack import InvalidInput, Placement  # noqa: E402
 from routepack.adapters import PlannerProcess, Reason, Settings, verl, verl_experts, verl_worker  # noqa: E402
+from routepack.transfer.checkpoint import placement_path  # noqa: E402
 
 from .batches import PATIENT, Batch  # noqa: E402
 from .conftest import shared  # noqa: E402
@@ -394,6 +395,18 @@ def test_what_cannot_move_is_refused_by_the_settings_name(change: dict[str, Any]
     with pytest.raises(InvalidInput, match=text):
         verl_worker.refuse_settings(config)
     verl_worker.refuse_settings({"actor": {"strategy": "megatron", "megatron": {}}, "model": {}})
+
+
+def test_a_checkpoint_with_moved_experts_is_refused_where_quantizers_number_them(tmp_path: pathlib.Path) -> None:
+    """Of a trainer that moves nothing as well: its settings are not asked."""
+    pytest.importorskip("megatron.core", reason="no Megatron-Core: NOT run")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    model[0].weight_quantizer = torch.nn.Identity()
+    manager = types.SimpleNamespace(model=[model], optimizer=object(), vanilla_bridge=True)
+    verl_worker._restore(manager, str(tmp_path))  # made without RoutePack
+    SWAPPED.save(placement_path(tmp_path))
+    with pytest.raises(InvalidInput, match="found quantizers"):
+        verl_worker._restore(manager, str(tmp_path))
 
 
 def test_another_verl_is_refused_by_what_is_missing() -> None:
