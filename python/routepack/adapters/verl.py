@@ -210,12 +210,10 @@ class _Stored:
         return np.array([tag["seq_len"] for tag in batch.tags], dtype=np.int64)
 
     def counts(self, batch: Any, lengths: Sequence[int], experts: int) -> tuple[npt.NDArray[np.int32], Any] | None:
-        import torch
-
         stored = self._read(batch, COUNTS)
         if COUNTS not in stored:
             return None
-        packed = torch.stack(list(stored[COUNTS].unbind())).numpy()  # what it gives is ragged, or not
+        packed = rows_of(stored[COUNTS]).numpy()
         # Samples that verl makes up have zeros for routes, and copies of the other fields of a sample.
         made_up = [bool(tag.get("is_padding")) for tag in batch.tags]
         return packed, [None if skip else n - 1 for skip, n in zip(made_up, lengths, strict=True)]
@@ -517,7 +515,8 @@ def rearranging(original: Any) -> Any:
             batch.pop(COUNTS)  # only the driver reads it
         if CELLS not in batch.keys():
             return original(batch, max_token_len, *args, **kwargs)
-        cells = cells_of(batch.pop(CELLS).cpu().numpy(), max_token_len, kwargs.get("num_batches_divided_by") or 1)
+        column = rows_of(batch.pop(CELLS)).cpu().numpy()
+        cells = cells_of(column, max_token_len, kwargs.get("num_batches_divided_by") or 1)
         # All ranks have the column, and all of them must agree: verl's own cut asks the group too.
         if not _agreed(cells is not None and not args, kwargs.get("dp_group")):
             return original(batch, max_token_len, *args, **kwargs)
@@ -526,6 +525,13 @@ def rearranging(original: Any) -> Any:
         return [select(batch, cell) for cell in cells], cells
 
     return rearrange_micro_batches
+
+
+def rows_of(field: Any) -> Any:
+    """A field with rows of one shape, also from TransferQueue, which gives every field as a ragged one."""
+    import torch
+
+    return torch.stack(list(field.unbind())) if field.is_nested else field
 
 
 def cells_of(column: npt.NDArray[np.int64], max_token_len: int, divided_by: int) -> list[list[int]] | None:

@@ -57,6 +57,23 @@ NEMO_RL: dict[str, Any] = {
     },
 }  # fmt: skip
 
+#: the same: nemo_rl/experience/sync_rollout_actor.py, nemo_rl/data_plane/{column_io,interfaces}.py,
+#: nemo_rl/models/policy/tq_policy.py
+NEMO_RL_DATA_PLANE: dict[str, Any] = {
+    #: the actor that rolls out writes all columns of a batch at once
+    "SyncRolloutActor.rollout_to_tq": {"parameters": ["self", "input_batch"], "calls": ["kv_first_write"]},
+    "kv_first_write": {
+        "parameters": ["final_batch_cpu", "sample_ids", "dp_client", "partition_id"],
+        "calls": ["put_samples"],
+    },
+    #: the driver's client
+    "DataPlaneClient.get_samples": {"parameters": ["self", "sample_ids", "partition_id", "select_fields"]},
+    #: the driver's policy
+    "TQPolicy._logprob_dispatch": {"parameters": ["self", "meta"]},
+    "TQPolicy.train_from_meta": {"parameters": ["self", "meta"]},
+    "TQPolicy.read_from_dataplane": {"parameters": ["self", "meta", "select_fields"]},
+}
+
 
 def holds(owner: Any, name: str, contract: dict[str, Any]) -> None:
     """A function or method has the parameters, and calls the names, that are written down."""
