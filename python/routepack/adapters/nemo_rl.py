@@ -99,6 +99,7 @@ def install(
     need_function("nemo_rl", policy, "_shard_for_logprob", ["self", "data"], calls="shard_by_batch_size")
     need_function("nemo_rl", batch, "shard_by_batch_size", ["self", "shards", "batch_size", "sequence_packing_args"])
     need_function("nemo_rl", batch, "select_indices", ["self", "indices"])
+    plane = _data_plane(policy_module)
     if chosen.mode == "packing" or chosen.on_placement is None:
         _wrap_start(policy, chosen, registry_module, groups_module)
     _wrap(policy, "_shard_for_train", lambda f: _marked(f, chosen, training=True))
@@ -106,19 +107,30 @@ def install(
     _wrap(batch, "shard_by_batch_size", lambda f: _sharding(f, data.SlicedDataDict))
     if "train" in vars(policy):
         _wrap(policy, "train", _logging)
-    # The data plane's policy cuts names of samples instead of samples. It may need packages that are not there.
+    if plane is not None:
+        _wrap(plane.TQPolicy, "_logprob_dispatch", lambda f: _marked(f, chosen, training=False, meta=True))
+        _wrap(plane.TQPolicy, "train_from_meta", lambda f: _logging(_marked(f, chosen, training=True, meta=True)))
+        if chosen.enabled:
+            _count_in_rollouts(chosen)
+
+
+def _count_in_rollouts(chosen: Settings) -> None:
+    try:
+        rollouts.install(_REPLACED, module_of("nemo_rl", "nemo_rl.experience.sync_rollout_actor"), chosen.experts)
+    except Exception as error:  # also what comes of importing that module; nothing depends on it
+        _LOG.info("routepack: routes in the data plane are counted on the driver: %s", error)
+
+
+def _data_plane(policy_module: Any) -> Any:
+    """The module whose policy cuts names of samples instead of samples. It may need packages that are not there."""
     if policy_module is None:
         with contextlib.suppress(ImportError):
             importlib.import_module("nemo_rl.models.policy.tq_policy")
     plane = sys.modules.get("nemo_rl.models.policy.tq_policy")
     if plane is not None:
-        _wrap(plane.TQPolicy, "_logprob_dispatch", lambda f: _marked(f, chosen, training=False, meta=True))
-        _wrap(plane.TQPolicy, "train_from_meta", lambda f: _logging(_marked(f, chosen, training=True, meta=True)))
-    if policy_module is None and chosen.enabled:
-        try:
-            rollouts.install(_REPLACED, module_of("nemo_rl", "nemo_rl.experience.sync_rollout_actor"), chosen.experts)
-        except InvalidInput as error:
-            _LOG.info("routepack: routes in the data plane are counted on the driver: %s", error)
+        for name in ("_logprob_dispatch", "train_from_meta"):
+            need_function("nemo_rl", plane.TQPolicy, name, ["self", "meta"])
+    return plane
 
 
 def _wrap_start(policy: Any, chosen: Settings, registry_module: Any, groups_module: Any) -> None:

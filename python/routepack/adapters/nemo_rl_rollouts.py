@@ -30,12 +30,13 @@ def install(replaced: Replaced, module: Any, experts: int = 0) -> None:
     :param experts: routed experts per layer; 0: as the configuration of the model says, where the actor runs
     :raises InvalidInput: when this NeMo RL has no such hook
     """
-    actor = plain_class(module.SyncRolloutActor)
+    actor = plain_class(getattr(module, "SyncRolloutActor", None))
     original = need_function("nemo_rl", actor, "rollout_to_tq", ["self", "input_batch"], calls=_WRITE)
 
     # Shipped by value as well, so that an environment without RoutePack is none the worse.
     @functools.wraps(original)
     def rollout_to_tq(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("_ray_trace_ctx", None)  # with tracing on, for a wrapper of Ray's that this one replaces
         try:
             from routepack.adapters.nemo_rl_rollouts import counting
 

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -41,6 +42,22 @@ def folder(variable: str) -> pathlib.Path:
     if not path.is_dir():
         pytest.fail(f"{variable}: found {name}, wanted a folder")
     return path
+
+
+def run_job(job: str, *arguments: str, paths: list[pathlib.Path]) -> str:
+    """What a script of this folder said, as a process of its own with these folders on its path. It has to succeed."""
+    here = pathlib.Path(__file__).resolve().parent
+    path = os.pathsep.join([str(here), *map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, str(here / job), *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout + done.stderr
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import logging
-import os
 import pathlib
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -39,6 +39,14 @@ class Plane:
         self.cfg = config(self.batch)
         self.module = like()
         self.client = nemo_rollouts_like.Client()
+        self.steps: list[Any] = []  #: what planners were asked
+        step_of = nemo_rl.step_of
+
+        def recorded(*given: Any) -> Any:
+            self.steps.append(step_of(*given))
+            return self.steps[-1]
+
+        monkeypatch.setattr(nemo_rl, "step_of", recorded)
         own: Any = nemo_rollouts_like.TQPolicy
         self.policy_class: Any = type("TQPolicy", (own,), {**vars(own), "batch": self.module.BatchedDataDict})
         #: what `nemo_rl.experience.sync_rollout_actor` is
@@ -82,6 +90,11 @@ class Plane:
                 self.client.rows[name][COUNTS[0]] = some
         self.client.reads.clear()
         return made
+
+
+    def asked(self) -> Any:
+        """Counts [samples, layers, experts] of the last step, over its windows."""
+        return np.stack([some.counts for window in self.steps[-1].windows for some in window.routes])
 
 
 def plain(made: Any) -> Any:
@@ -128,6 +141,7 @@ def test_the_driver_reads_counts_and_no_routes(plane: Plane, warned: Told) -> No
     policy = plane.policy()
     made = plane.passes(meta, policy)
     assert plane.client.reads == [COUNTS]  # for both passes
+    assert (plane.asked() == counted_by_numpy(plane.batch)[0]).all() and plane.steps[-1].top_k == 2
     assert made == plane.raw_passes(meta) and warned() == []
     assert nemo_rl.session_of(policy).metrics["routepack/used"] == 1
     for cut, chunk in ((policy._logprob_dispatch(meta), 32), (policy.train_from_meta(meta)["cut"], 16)):
@@ -142,6 +156,22 @@ def test_the_plan_is_none_of_the_frameworks(plane: Plane) -> None:
     meta = plane.roll_out()
     made = plane.passes(meta)
     assert all(one != other for one, other in zip(own, made, strict=True))
+
+
+def test_counts_are_those_of_the_samples_that_are_named(plane: Plane, warned: Told) -> None:
+    """Dynamic sampling leaves some out, and may order them anew."""
+    plane.install()
+    meta = plane.roll_out()
+    kept = list(range(31, -1, -2))
+    fewer = dataclasses.replace(
+        meta,
+        sample_ids=[meta.sample_ids[i] for i in kept],
+        sequence_lengths=[meta.sequence_lengths[i] for i in kept],
+    )
+    made = plane.passes(fewer)
+    assert plane.client.reads == [COUNTS] and warned() == []
+    assert (plane.asked() == counted_by_numpy(plane.batch)[0][kept]).all()
+    assert made == plane.raw_passes(fewer)
 
 
 def _without(column: Any) -> Any:
@@ -246,31 +276,18 @@ def moving(layers: tuple[int, ...], batch: Batch) -> Any:
     return types.SimpleNamespace(here=Where(maps, 2, 0, layers=layers), torn=None, failed="")
 
 
-def test_dense_layers_are_left_out_where_workers_say_which(
-    plane: Plane, warned: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dense_layers_are_left_out_where_workers_say_which(plane: Plane, warned: Told) -> None:
     plane.install()
     meta = plane.roll_out()
-    steps: list[Any] = []
-    step_of = nemo_rl.step_of
-
-    def recorded(*given: Any) -> Any:
-        steps.append(step_of(*given))
-        return steps[-1]
-
-    monkeypatch.setattr(nemo_rl, "step_of", recorded)
     makings = []
     for _ in range(2):
         policy = plane.policy()
         nemo_rl._MOVERS[policy] = moving((2, 3), plane.batch)
         makings.append(plane.passes(meta, policy))
-        assert plane.client.reads.pop(0) == COUNTS
+        assert plane.client.reads.pop(0) == COUNTS and (plane.asked() == plane.batch.counts()).all()
         for row in plane.client.rows.values():
             row.pop(COUNTS[0], None)
     assert plane.client.reads == [ROUTES] and makings[0] == makings[1] and warned() == []
-    for step in steps:
-        found = [some.counts for window in step.windows for some in window.routes]
-        assert (np.stack(found) == plane.batch.counts()).all()
 
 
 def test_layers_that_routes_do_not_have_are_refused_from_counts_too(plane: Plane, warned: Told) -> None:
@@ -374,6 +391,20 @@ def test_a_class_that_ray_has_wrapped_is_left_as_it_was(plane: Plane) -> None:
     assert "rollout_to_tq" not in vars(inner)
 
 
+def test_what_ray_adds_to_a_call_stays_with_ray(plane: Plane) -> None:
+    """Ray puts the context of a trace into calls of actors, and takes it out again in what it wraps around methods."""
+    own = nemo_rollouts_like.SyncRolloutActor.rollout_to_tq
+
+    @functools.wraps(own)
+    def traced(self: Any, *args: Any, _ray_trace_ctx: Any = None, **kwargs: Any) -> Any:
+        return own(self, *args, **kwargs)
+
+    plane.rollouts.SyncRolloutActor = type("Class", (nemo_rollouts_like.SyncRolloutActor,), {"rollout_to_tq": traced})
+    plane.install()
+    meta = plane.actor().rollout_to_tq(columns(plane.batch), partition_id="train", _ray_trace_ctx={"trace": "1"})[0]
+    assert plane.client.column(meta, COUNTS[0]).shape == (32, 3, 13)
+
+
 def test_switched_off_there_is_no_hook(plane: Plane) -> None:
     before = dict(vars(plane.rollouts.SyncRolloutActor))
     plane.install(enabled=False)
@@ -387,13 +418,15 @@ def _writing_otherwise(self: Any, input_batch: Any, *, partition_id: str) -> Non
     return None
 
 
-@pytest.mark.parametrize("how", ["no module", "no method", "another write"])
+@pytest.mark.parametrize("how", ["no module", "no class", "no method", "another write"])
 def test_a_nemo_rl_without_the_hook_is_told_and_planned_all_the_same(
     plane: Plane, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str, warned: Told
 ) -> None:
     meta = plane.roll_out()
     if how == "no module":
         monkeypatch.setitem(sys.modules, "nemo_rl.experience.sync_rollout_actor", None)
+    elif how == "no class":
+        del plane.rollouts.SyncRolloutActor
     else:
         method = {} if how == "no method" else {"rollout_to_tq": _writing_otherwise}
         plane.rollouts.SyncRolloutActor = type("SyncRolloutActor", (), method)
@@ -442,17 +475,8 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("nemo_rl_rollouts")
     site = SITE.format(init=str(HERE / "__init__.py"), here=str(HERE), empty=EMPTY)
     (folder / "sitecustomize.py").write_text(site)
-    paths = [str(folder), str(HERE), str(HERE.parent / "on_ray"), str(checkout), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "nemo_rl_rollouts_job.py"), str(folder)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-3000:]
+    paths = [folder, HERE.parent / "on_ray", checkout]
+    said = checkouts.run_job("nemo_rl_rollouts_job.py", str(folder), paths=paths)
     assert "RoutePackWarning" not in said and "own packing is used" not in said
     made = json.loads((folder / "result.json").read_text())
     for how in ("with", "without"):

@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -59,17 +56,7 @@ def _run(folder: pathlib.Path, how: str) -> tuple[Any, str]:
         )
     ]
     torch.save({"rollout_id": 0, "samples": samples}, folder / "0.pt")
-    paths = [str(folder), str(HERE), str(checkout), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "slime_actor_job.py"), str(folder), how],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-3000:]
+    said = checkouts.run_job("slime_actor_job.py", str(folder), how, paths=[folder, checkout])
     return schedule_of(json.loads((folder / "parts.json").read_text())), said
 
 
