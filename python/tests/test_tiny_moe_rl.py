@@ -263,8 +263,8 @@ def test_a_step_without_a_plan_trains_with_experts_where_they_are(example, monke
 @pytest.mark.skipif(not LONG, reason="only in make check-long")
 def test_fifty_recorded_steps_agree_to_a_hundred_thousandth(tmp_path):
     rollouts, start_file, log = tmp_path / "rollouts", tmp_path / "start.pt", tmp_path / "log"
-    options = ["--warm-up", "300", "--start", str(start_file), "--steps", "50", "--log", str(log)]
-    run("train.py", *options, "--record", str(rollouts), patience=1800)
+    options = ["--start", str(start_file), "--steps", "50", "--log", str(log)]
+    run("train.py", *options, "--record", str(rollouts), patience=3600)
     steps = lines(log)
     assert len(steps) == 50 and all(now["as_predicted"] for now in steps)
     busiest, before = (sum(now[name] for now in steps) for name in ("busiest", "busiest_before"))
@@ -275,8 +275,8 @@ def test_fifty_recorded_steps_agree_to_a_hundred_thousandth(tmp_path):
         assert worst["steps"] == 50 and worst["passes"] == 100
         plain = arithmetic == "float32"
         for name in DIFFERENCES:
-            # A rare token that makes most of a gradient may be off by more there, without RoutePack too (README.md).
-            margin = 10 if plain and "gradient" in name else 1
+            # Of one tensor a rare token that makes most of its gradient may be off by more (README.md).
+            margin = 10 if plain and name == "gradient_of_a_tensor" else 1
             assert worst[name] < margin * bound, (arithmetic, name)
         assert worst["passes_beyond_1e-5"] <= (5 if plain else 0)
         assert worst["gradient"] > 0, "another order of additions"

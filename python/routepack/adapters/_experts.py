@@ -23,6 +23,6 @@ def experts_of(name: str) -> int:
     for where in (config, getattr(config, "text_config", None)):
         for key in ("num_experts", "n_routed_experts", "num_local_experts"):
             found = getattr(where, key, None)
-            if found:
-                return int(found)
+            if isinstance(found, int) and found > 0:
+                return found
     raise FallBack(Reason.UNSUPPORTED, f"{name} has no experts")

@@ -47,12 +47,8 @@ def pack_counts(routes: Sequence[Any], *, experts: int) -> npt.NDArray[np.int32]
 
 def no_counts(routes: Any, *, experts: int) -> npt.NDArray[np.int32]:
     """For one sample whose routes cannot be counted: what nobody takes for counts, [layers, 5 + experts]."""
-    return np.zeros((routes.shape[1], _HEAD + experts), dtype=np.int32)
-
-
-def counts_from_bytes(samples: Sequence[bytes], *, experts: int) -> npt.NDArray[np.int32]:
-    """What `pack_counts` made for each sample, from bytes in the order of this machine. @raises ValueError"""
-    return np.frombuffer(b"".join(samples), dtype=np.int32).reshape(len(samples), -1, _HEAD + experts)
+    layers = routes.shape[1] if routes.ndim > 1 else 1
+    return np.zeros((layers, _HEAD + experts), dtype=np.int32)
 
 
 def unpack_counts(

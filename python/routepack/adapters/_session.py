@@ -29,6 +29,7 @@ from routepack.adapters._unsafe import check_settings
 T = TypeVar("T")
 _LOG = logging.getLogger("routepack")
 _PLACEMENT_OF_MODE = {"packing": "keep", "placement": "sticky", "both": "joint"}
+_MANY_MISSING = 0.05  # share of samples without routes that is worth a warning
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +128,10 @@ class Session:
         self._lock = threading.RLock()
         self._steps = self._fallbacks = 0
         self._last: _Made | None = None
+        self._unmade: tuple[Reason, str] | None = None
         self._refused: str | None = None
         self._refusal_told = False
+        self._missing_told = False
         self._current: npt.NDArray[np.int32] | None = None
         self._cost = settings.cost_model() if settings.enabled else None
         if settings.enabled and settings.current:
@@ -136,7 +139,7 @@ class Session:
         self._planner = planner or PlannerProcess(start_s=settings.start_ms / 1e3)
         if not settings.enabled:
             return
-        for finding in check_settings(framework, config, allow=settings.allow):
+        for finding in check_settings(framework, config, allow=settings.allow, moving=settings.mode != "packing"):
             if finding.refuse:
                 self._refused = self._refused or (
                     f"{finding.text}; remove it, or accept that with allow=({finding.setting!r},)"
@@ -145,6 +148,24 @@ class Session:
                 self._warn(f"{framework}: {finding.text}")
         if self._refused is None:
             self._planner.start()
+
+    @classmethod
+    def or_off(
+        cls, settings: Settings, *, framework: str, config: Any = None, planner: PlannerProcess | None = None
+    ) -> Session:
+        """As the constructor, which raises where this does not: a session that cannot be made, say for a file that this
+        node does not have, is there all the same. Each of its steps falls back, with that as the reason.
+        """
+        try:
+            return cls(settings, framework=framework, config=config, planner=planner)
+        except Exception as error:
+            made = cls(dataclasses.replace(settings, enabled=False), framework=framework, planner=planner)
+            made.settings = settings
+            found = fall_back_of(error)
+            # a file that is not there is no bug
+            reason = Reason.BAD_INPUT if isinstance(error, OSError) else found.reason
+            made._unmade = reason, f"no plans can be made: {found}"
+            return made
 
     @property
     def current(self) -> npt.NDArray[np.int32] | None:
@@ -223,6 +244,8 @@ class Session:
     def _planned(self, build: Callable[[], Step]) -> list[PlannedStep]:
         if not self.settings.enabled:
             raise FallBack(Reason.OFF, "switched off")
+        if self._unmade is not None:
+            raise FallBack(*self._unmade)
         if self._refused is not None:
             raise FallBack(Reason.SETTINGS, self._refused)
         assert self._cost is not None
@@ -250,10 +273,17 @@ class Session:
         except BadSchedule as error:
             raise FallBack(Reason.BAD_PLAN, f"the plan is not used: {error}") from None
         self.last_plans = [one.plan for one in planned]
+        missing, samples = sum(few for _, few in pairs), sum(len(window.routes) for window in step.windows)
+        if missing > _MANY_MISSING * samples and not self._missing_told:
+            self._missing_told = True
+            self._warn(
+                f"{self.framework}, step {self._steps}: {missing} of {samples} samples have no routes, and count as no "
+                "expert load; routepack/samples_without_routes goes on counting them"
+            )
         self.metrics = {
             **mean_metrics([reply.metrics for reply in replies]),
             "routepack/windows": float(len(windows)),
-            "routepack/samples_without_routes": float(sum(missing for _, missing in pairs)),
+            "routepack/samples_without_routes": float(missing),
             "routepack/ms_routes": 1e3 * (counted - begin),
             "routepack/ms_planner": 1e3 * (answered - counted),
             "routepack/ms_check": 1e3 * (time.perf_counter() - answered),

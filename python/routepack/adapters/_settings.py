@@ -12,6 +12,7 @@ from routepack._core import CostModel, Placement
 from routepack._errors import InvalidInput
 
 MODES = ("packing", "placement", "both")
+MOST_EXPERTS = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Settings:
     experts: int = 0  #: routed experts per layer; 0: as the framework's configuration says
     current: str = ""  #: placement file that says where experts are at the start; empty: expert e in slot e
     allow: tuple[str, ...] = ()  #: settings of the framework that are refused otherwise, by name
-    max_missing: float = 0.5  #: share of samples that may come without routes
+    max_missing: float = 0.5  #: share of samples that may come without routes; above 5 % there is a warning, once
     on_placement: Callable[[Placement, int], object] | None = None
     """Moves experts to a placement and gets its epoch, where the adapter does not do it itself. Returns when they are
     there, or raises before anything has moved: then the step runs as before."""
@@ -47,6 +48,8 @@ class Settings:
         for name in ("deadline_ms", "grace_ms", "start_ms"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name}: found {getattr(self, name)}, wanted 1 or more milliseconds")
+        if not 0 <= self.experts <= MOST_EXPERTS:
+            raise InvalidInput(f"experts: found {self.experts}, wanted 1 to {MOST_EXPERTS}, or 0")
         if not 0.0 <= self.max_missing <= 1.0:
             raise InvalidInput(f"max_missing: found {self.max_missing}, wanted a share from 0 to 1")
 

@@ -12,9 +12,13 @@ and in its configuration, so that workers know the hook too:
 
 AReaL chooses the mini-batches of `ppo_update` on each rank, after it has dealt trajectories to ranks. Both choices are
 made again here, by AReaL's own functions, to learn which samples make up which optimizer step; those stay together. The
-plan then says on which rank and in which microbatch each of them trains. Routes are counted in the workflow, with
-`counts_of`, as AReaL's trainer drops the routes themselves. With mode 'placement' or 'both' the controller moves
-experts in its workers before the first pass of the policy over a batch (`areal_mover`, `areal_experts`).
+plan then says on which rank and in which microbatch each of them trains. Critics pack for themselves. Routes are
+counted in the workflow, with `counts_of`, as AReaL's trainer drops the routes themselves. With mode 'placement' or
+'both' the controller moves experts in its workers before the first pass of the policy over a batch (`areal_mover`,
+`areal_experts`).
+
+A worker without the hook would train every sample of the trajectories that it gets a part of. Workers are asked whether
+they have it before they get any: `cmd` is not always what runs (roles that share or fork workers, Ray).
 Source: areal/infra/controller/train_controller.py, areal/trainer/ppo/actor.py, areal/utils/data.py of AReaL 1.0.4.
 """
 
@@ -24,11 +28,13 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import hashlib
 import logging
 import math
 import sys
-import zlib
-from collections.abc import Sequence
+import warnings
+import weakref
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +43,15 @@ import numpy.typing as npt
 
 from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
-from routepack._errors import InvalidInput
+from routepack._errors import InvalidInput, RoutePackWarning
 from routepack._replay import count_routes_report
-from routepack.adapters import _resume, areal_experts, areal_mover
+from routepack.adapters import _resume, _session, areal_experts, areal_mover
 from routepack.adapters._hooks import Replaced, module_of, need_function
-from routepack.adapters._reasons import FallBack, Reason
+from routepack.adapters._reasons import FallBack, Reason, one_line
 from routepack.adapters._routes import Counted
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
+from routepack.adapters._topology import topology_of_sizes
 
 _LOG = logging.getLogger("routepack")
 PREFIX = "routepack_"
@@ -54,11 +61,16 @@ TOP_K = "routepack_top_k"  #: int32 [samples, 1]
 ROWS = "routepack_rows"  #: int64 [n]: which samples of a trajectory this rank gets
 CELLS = "routepack_cells"  #: int64 [n, 2]: optimizer step and row of each of them
 METHODS = ("compute_logp", "ppo_update")
+HOOK = "routepack_packs_1"  #: `packs` as a method of every engine of a worker; the number changes with the keys above
+CMD = "python -m routepack.adapters.areal"
 
 _REPLACED = Replaced()
 _SETTINGS: Settings | None = None
 _SESSION: Session | None = None
 _ACTOR: Any = None  # the controller that trains
+_UPDATES = 0  # of the policy, by which steps are told apart that have no samples to tell them by
+_ASKED: weakref.WeakKeyDictionary[Any, tuple[list[str], str]] = weakref.WeakKeyDictionary()  # workers, what they lack
+_TOLD: weakref.WeakSet[Any] = weakref.WeakSet()  # reference models whose workers have no hook
 _STEPS: list[list[int]] = []  # samples of the optimizer steps of the batch that was planned last
 _WORKERS = False
 _MOVER: areal_mover.Mover | None = None  # of the workers whose experts move
@@ -83,10 +95,32 @@ class Batch:
     top_k: int
 
     @property
-    def key(self) -> int:
+    def key(self) -> str:
         """The same for every pass over these samples."""
-        known = [c.counts.tobytes() for c in self.counted if c is not None]
-        return zlib.crc32(b"".join(known), zlib.crc32(self.lengths.tobytes()))
+        made = hashlib.blake2b(repr(self.sizes).encode() + self.lengths.tobytes(), digest_size=16)
+        for counted in self.counted:
+            made.update(b"-" if counted is None else counted.counts.tobytes())
+        return made.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Limits:
+    """What an engine's microbatches have to keep."""
+
+    slots: int  #: data-parallel ranks
+    capacity: int  #: aligned tokens of a microbatch
+    constraints: Constraints  #: of one optimizer step
+
+    def allow(self, other: Limits, steps: int) -> bool:
+        """Whether any plan of `steps` optimizer steps under the other limits keeps these, run as one."""
+        mine, theirs = self.constraints, other.constraints
+        return (
+            self.slots == other.slots
+            and self.capacity >= other.capacity
+            and theirs.sample_multiple % mine.sample_multiple == 0
+            and theirs.row_multiple % mine.row_multiple == 0
+            and theirs.min_rows * steps >= mine.min_rows
+        )
 
 
 def install(settings: Settings | None = None, *, workers: bool = False) -> None:
@@ -145,8 +179,10 @@ def _let_move(settings: Settings, owner: Any) -> None:
         global _ACTOR, _MOVER
         if not areal_mover.trains(self.config):
             return start(self, *args, **kwargs)
-        areal_mover.refuse(self, _workers_know(self.config))
+        areal_mover.refuse(self, _promised(self.config))
         made = start(self, *args, **kwargs)
+        if lack := _lack(self, owner):
+            raise InvalidInput(f"areal: found workers that do not know the hook, wanted it to move experts: {lack}")
         _ACTOR, _MOVER = self, areal_mover.Mover(self, owner.run_async_task)
         return made
 
@@ -191,7 +227,6 @@ def install_worker() -> None:
     concat = need_function("areal", data, "concat_batch", ["data"])
     engines = module_of("areal", "areal.api.engine_api").TrainEngine
     module_of("areal", "areal.trainer.ppo.actor")  # it has names of its own for these functions
-    _REPLACED.put(engines, areal_experts.METHOD, areal_experts.serve)
     _REPLACED.put(data, "allocate_balanced_mbs_synced", _allocating(allocate))
     for name, original, replacement in (
         ("split_padded_tensor_dict_into_mb_list", split, _splitting(split)),
@@ -200,13 +235,33 @@ def install_worker() -> None:
         for owner in [module for path, module in list(sys.modules.items()) if path.split(".")[0] == "areal"]:
             if getattr(owner, "__dict__", {}).get(name) is original:
                 _REPLACED.put(owner, name, replacement)
+    _REPLACED.put(engines, areal_experts.METHOD, areal_experts.serve)
+    _REPLACED.put(engines, HOOK, packs)  # the last, by which the controller knows of all the others
+
+
+def packs(engine: Any) -> bool:
+    """A worker's answer to the controller, which asks before it sends samples. Not collective.
+
+    :raises InvalidInput: when a module of AReaL kept its own function
+    """
+    data = sys.modules["areal.utils.data"]
+    for name in ("split_padded_tensor_dict_into_mb_list", "concat_batch"):
+        ours = getattr(data, name)
+        for path, module in list(sys.modules.items()):
+            theirs = getattr(module, "__dict__", {}).get(name)
+            if path.split(".")[0] == "areal" and theirs is not None and theirs is getattr(ours, "__wrapped__", theirs):
+                raise InvalidInput(f"areal: {path}.{name}: found AReaL's own, wanted RoutePack's")
+    return True
 
 
 def uninstall() -> None:
     """Takes the hooks of this process out again, and ends the planner."""
-    global _SETTINGS, _SESSION, _ACTOR, _MOVER
+    global _SETTINGS, _SESSION, _ACTOR, _MOVER, _UPDATES
     _REPLACED.put_back()
     areal_experts.uninstall()
+    _ASKED.clear()
+    _TOLD.clear()
+    _UPDATES = 0
     if _SESSION is not None:
         _SESSION.close()
     _SETTINGS = _SESSION = _ACTOR = _MOVER = None
@@ -290,42 +345,67 @@ def optimizer_steps(items: Sequence[Any], batch: Batch, dp: int, mini_batches: i
     return [sorted(step) for step in steps]
 
 
+def limits_of(config: Any, parallel: Any) -> Limits:
+    """The limits of AReaL's microbatches, as its engines cut and pad them.
+
+    :param config: of the engine
+    :param parallel: AReaL's `ParallelStrategy`
+    :raises FallBack: when AReaL does what no plan can stand for
+    """
+    spec, backend = config.mb_spec, str(config.backend).split(":")[0]
+    if spec.max_tokens_per_mb is None:
+        raise FallBack(Reason.UNSUPPORTED, "microbatches without a cap: plans need actor.mb_spec.max_tokens_per_mb")
+    if spec.granularity != 1 or getattr(config, "enable_tree_training", False):
+        raise FallBack(Reason.UNSUPPORTED, "groups of samples in one microbatch, or tree training")
+    tp, cp, pp = _sizes_of(parallel, "tensor", "context", "pipeline")
+    if backend == "archon" and pp > 1 and getattr(getattr(config, "archon", None), "pp_layers_per_stage", None):
+        raise FallBack(Reason.UNSUPPORTED, "archon.pp_layers_per_stage: how many stages there are is not known here")
+    multiple = 1
+    if backend == "megatron":
+        multiple = tp * cp * 2 if cp > 1 else tp
+        if getattr(getattr(config, "megatron", None), "fp8_config", None) is not None:
+            multiple = math.lcm(multiple, 16)
+    return Limits(
+        int(parallel.dp_size),
+        int(spec.max_tokens_per_mb),
+        Constraints(
+            sample_multiple=multiple,
+            row_multiple=math.lcm(pp, int(spec.n_mbs_divisor or 1)),
+            min_rows=max(2 * pp if pp > 1 else 1, int(spec.n_mbs or 1)),
+            oversized="own-cell",  # AReaL does not count padding
+        ),
+    )
+
+
+def topology_of(parallel: Any) -> Topology:
+    """:param parallel: AReaL's `ParallelStrategy`
+    :raises InvalidInput: when a data-parallel rank would be part of two groups of experts
+    """
+    tp, cp, pp, ep, etp = _sizes_of(parallel, "tensor", "context", "pipeline", "expert", "expert_tensor")
+    return topology_of_sizes(dp=int(parallel.dp_size), ep=ep, tp=tp, cp=cp, etp=etp, pp=pp)
+
+
+def _sizes_of(parallel: Any, *names: str) -> list[int]:
+    return [int(getattr(parallel, f"{name}_parallel_size") or 1) for name in names]
+
+
 def step_of(controller: Any, batch: Batch, steps: list[list[int]]) -> Step:
     """Windows of AReaL's optimizer steps, and the limits of its microbatches.
 
     :raises FallBack: when AReaL does what no plan can stand for
     """
-    config, parallel = controller.config, controller.parallel_strategy
-    spec = config.mb_spec
-    if spec.max_tokens_per_mb is None:
-        raise FallBack(Reason.UNSUPPORTED, "microbatches without a cap: plans need actor.mb_spec.max_tokens_per_mb")
-    if spec.granularity != 1 or getattr(config, "enable_tree_training", False):
-        raise FallBack(Reason.UNSUPPORTED, "groups of samples in one microbatch, or tree training")
+    limits = limits_of(controller.config, controller.parallel_strategy)
     if not any(counted is not None for counted in batch.counted):
         raise FallBack(Reason.NO_ROUTES, f"trajectories have no {COUNTS}; does the workflow call areal.counts_of?")
-    tp, cp, pp = (int(getattr(parallel, f"{name}_parallel_size") or 1) for name in ("tensor", "context", "pipeline"))
-    megatron = str(config.backend).split(":")[0].startswith("megatron")
     return Step(
         windows=[
             StepWindow(batch.lengths[members].astype(np.int32), [batch.counted[i] for i in members])
             for members in steps
         ],
         top_k=batch.top_k,
-        topology=Topology(
-            dp=int(parallel.dp_size),
-            ep=int(parallel.expert_parallel_size or 1),
-            tp=tp,
-            cp=cp,
-            etp=int(parallel.expert_tensor_parallel_size or 1),
-            pp=pp,
-        ),
-        capacity=int(spec.max_tokens_per_mb),
-        constraints=Constraints(
-            sample_multiple=(tp * cp * 2 if cp > 1 else tp) if megatron else 1,
-            row_multiple=math.lcm(pp, int(spec.n_mbs_divisor or 1)),
-            min_rows=max(2 * pp if pp > 1 else 1, int(spec.n_mbs or 1)),
-            oversized="own-cell",  # AReaL does not count padding
-        ),
+        topology=topology_of(controller.parallel_strategy),
+        capacity=limits.capacity,
+        constraints=limits.constraints,
     )
 
 
@@ -386,71 +466,146 @@ def merged(results: list[Any], sizes: list[int], dispatch: Dispatch) -> list[Any
 def _calling(original: Any, owner: Any) -> Any:
     @functools.wraps(original)
     def _custom_function_call(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        global _UPDATES
+        _wake_loggers()
         made = None
-        if method in METHODS and len(args) == 1 and not set(kwargs) - {"rpc_meta"}:
+        if method in METHODS and len(args) == 1 and not set(kwargs) - {"rpc_meta"} and _is_policy(self):
             try:
                 made = _planned(self, method, args[0], owner)
-            except Exception as error:  # before there is a session, or in AReaL's own data classes
-                _LOG.warning("routepack: AReaL's own packing is used: %s: %s", type(error).__name__, error)
+            except Exception as error:
+                _failed(error)
+            _UPDATES += method == "ppo_update"
             if _MOVER is not None and _MOVER.controller is self and _SESSION is not None:
                 _MOVER.move(_SESSION)  # whoever packs; what it raises ends the job
         if made is None:
-            if not _workers_know(self.config):  # what they do not know must not come to a model
-                args = tuple(_without(arg) for arg in args)
+            if any(_counted(value) for value in (*args, *kwargs.values())) and _lack(self, owner):
+                # what workers do not know must not come to a model
+                args = tuple(_without(value) for value in args)
+                kwargs = {name: _without(value) for name, value in kwargs.items()}
             return original(self, method, *args, **kwargs)
-        batch, dispatch = made
-        parts = parts_of(args[0], batch.sizes, dispatch)
+        batch, dispatch, parts = made
         results = owner.run_async_task(self._call_workers, method, [parts], {}, rpc_meta=kwargs.get("rpc_meta"))
+        if method == "ppo_update":
+            return None
         heads = [result for i, result in enumerate(results) if self.workers_is_dp_head[i]]
-        return merged(heads, batch.sizes, dispatch)
+        try:
+            return merged(heads, batch.sizes, dispatch)
+        except Exception as error:  # nothing was trained: the pass can run again
+            _failed(error)
+            return original(self, method, *args, **kwargs)
 
     return _custom_function_call
 
 
-def _planned(controller: Any, method: str, items: Any, owner: Any) -> tuple[Batch, Dispatch] | None:
-    global _ACTOR, _SESSION
+def _is_policy(controller: Any) -> bool:
+    """The one that trains, a reference or a teacher. A critic is another model, whose `ppo_update` is its own."""
+    actors = sys.modules.get("areal.trainer.ppo.actor")
+    return actors is not None and isinstance(controller, actors.PPOActorController)
+
+
+def _planned(
+    controller: Any, method: str, items: Any, owner: Any
+) -> tuple[Batch, Dispatch, list[list[dict[str, Any]]]] | None:
+    """What each rank gets in this pass, or None for AReaL's own packing."""
     if not isinstance(items, list) or not items or "attention_mask" not in items[0]:
         return None
-    if (
-        method == "ppo_update"
-        and getattr(controller.config, "ppo_n_minibatches", None)
-        and not getattr(controller.config, "is_critic", False)
-    ):
+    if any(key.startswith("multi_modal_input") for item in items for key in item):
+        return None
+    actor = _policy(controller, method)
+    if actor is None or not (controller is actor or _may_share(controller, actor, owner)):
+        return None  # a reference model before the actor's first pass, on other ranks, or with limits of its own
+    session = _session_of(actor)
+    lack = _lack(actor, owner)  # in every pass: the plan may be one of a pass before
+    batch = batch_of(items)
+    dp, mini_batches = int(actor.parallel_strategy.dp_size), actor.config.ppo_n_minibatches
+    key: Hashable = (id(actor), dp, mini_batches, batch.key)
+    if _MOVER is not None:
+        _MOVER.follow(session, key)
+
+    def build() -> Step:
+        if lack:
+            raise FallBack(Reason.UNSUPPORTED, f"workers do not know the hook: {lack}")
+        _STEPS[:] = optimizer_steps(items, batch, dp, int(mini_batches), owner._dispatch_tensors)
+        return step_of(actor, batch, _STEPS)
+
+    def export(planned: list[PlannedStep]) -> tuple[Dispatch, list[list[dict[str, Any]]]]:
+        dispatch = dispatch_of(planned, _STEPS)
+        return dispatch, parts_of(items, batch.sizes, dispatch)
+
+    # With a key the steps of the pass before hold: samples are the same.
+    made = session.run(build, export, key=key)
+    return None if made is None or lack else (batch, *made)
+
+
+def _policy(controller: Any, method: str) -> Any:
+    """The controller that trains, as far as it is known."""
+    global _ACTOR, _SESSION
+    before = _ACTOR
+    if method == "ppo_update":
         _ACTOR = controller
     elif getattr(controller, "_worker_role", "") == "actor":
         _ACTOR = _ACTOR or controller
-    actor = _ACTOR
+    if before is not None and _ACTOR is not before and _SESSION is not None:
+        _SESSION.close()  # it looked at the settings of the other one
+        _SESSION = None
+    return _ACTOR
+
+
+def _may_share(controller: Any, actor: Any, owner: Any) -> bool:
+    """Whether a reference model can run on the actor's plan."""
+    try:
+        mine, theirs = (limits_of(one.config, one.parallel_strategy) for one in (controller, actor))
+    except FallBack:
+        return False
+    if not mine.allow(theirs, int(actor.config.ppo_n_minibatches or 1)):
+        return False
+    lack = _lack(controller, owner)
+    if lack and controller not in _TOLD and not _lack(actor, owner):
+        _TOLD.add(controller)
+        role = getattr(controller, "_worker_role", "another model")
+        _warn(f"areal: {role}: its passes use AReaL's own packing: workers do not know the hook: {lack}")
+    return not lack
+
+
+def _session_of(actor: Any) -> Session:
+    global _SESSION
     assert _SETTINGS is not None
-    if actor is None or controller.parallel_strategy.dp_size != actor.parallel_strategy.dp_size:
-        return None  # a reference model before the actor's first pass, or on other ranks
-    if controller is not actor and (controller.config.mb_spec.max_tokens_per_mb or 0) < (
-        actor.config.mb_spec.max_tokens_per_mb or 0
-    ):
-        return None  # it has limits of its own
-    if any(key.startswith("multi_modal_input") for key in items[0]):
-        return None
     if _SESSION is None:
         settings = _SETTINGS
         if settings.moves_itself:
             settings = dataclasses.replace(settings, on_placement=_note)
-        _SESSION = Session(settings, framework="areal", config={"actor": actor.config})
-    batch = batch_of(items)
-    if _MOVER is not None:
-        _MOVER.follow(_SESSION, batch.key)
-    dp, mini_batches = int(actor.parallel_strategy.dp_size), int(actor.config.ppo_n_minibatches)
+        _SESSION = Session.or_off(settings, framework="areal", config={"actor": actor.config})
+    return _SESSION
+
+
+def _failed(error: Exception) -> None:
+    """A pass that could not be planned for another reason than its plan: warned about and counted as a step."""
+    if _SESSION is None:
+        _warn(f"areal: the framework's own packing is used: {type(error).__name__}: {one_line(error)}")
+        return
 
     def build() -> Step:
-        if not _workers_know(actor.config) or not _workers_know(controller.config):
-            raise FallBack(
-                Reason.UNSUPPORTED,
-                "workers do not know the hook; set scheduling_spec.cmd to «python -m routepack.adapters.areal»",
-            )
-        _STEPS[:] = optimizer_steps(items, batch, dp, mini_batches, owner._dispatch_tensors)
-        return step_of(actor, batch, _STEPS)
+        raise error
 
-    # With a key the steps of the pass before hold: samples are the same.
-    dispatch = _SESSION.run(build, lambda planned: dispatch_of(planned, _STEPS), key=batch.key)
-    return None if dispatch is None else (batch, dispatch)
+    _SESSION.run(build, lambda planned: None, key=("failed", _UPDATES))
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, RoutePackWarning, stacklevel=4)
+    except Warning:  # -W error must not end a step
+        _tell(text)
+
+
+def _tell(text: str) -> None:
+    _wake_loggers()
+    _LOG.warning("%s", text)
+
+
+def _wake_loggers() -> None:
+    """Configurations of logging, AReaL's among them, disable loggers that were there before."""
+    for logger in (_LOG, _session._LOG):
+        logger.disabled = False
 
 
 def _note(placement: Placement, epoch: int) -> None:
@@ -459,18 +614,40 @@ def _note(placement: Placement, epoch: int) -> None:
     _MOVER.note(placement, epoch)
 
 
+def _counted(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(item, dict) and COUNTS in item for item in value)
+
+
 def _without(value: Any) -> Any:
     """Trajectories as they would be without RoutePack."""
-    if not isinstance(value, list) or not any(isinstance(item, dict) and COUNTS in item for item in value):
+    if not _counted(value):
         return value
     return [{key: some for key, some in item.items() if not key.startswith(PREFIX)} for item in value]
 
 
-def _workers_know(config: Any) -> bool:
-    """A worker without the hook would train every sample of the trajectories that it gets a part of."""
+def _promised(config: Any) -> bool:
+    """Whether workers should have the hook, as far as the configuration says."""
     return _WORKERS or all(
         "routepack" in str(getattr(spec, "cmd", "")) for spec in getattr(config, "scheduling_spec", None) or ("",)
     )
+
+
+def _lack(controller: Any, owner: Any) -> str:
+    """Why workers cannot train parts of trajectories; empty: they can. Workers are asked once."""
+    if not _promised(controller.config):
+        return f"set scheduling_spec.cmd to «{CMD}»"
+    workers = [str(worker.id) for worker in controller.workers]
+    known = _ASKED.get(controller)
+    if known is not None and known[0] == workers:
+        return known[1]
+    lack = "" if workers else "there are none yet"
+    try:  # Not broadcast: workers without the hook would leave the others waiting.
+        owner.run_async_task(controller._call_workers, HOOK, [], {}, rpc_meta={"broadcast": False})
+    except Exception as error:
+        lack = f"asked for {HOOK}, one said {type(error).__name__}: {one_line(error)}; does it run «{CMD}»?"
+    if workers:
+        _ASKED[controller] = workers, lack
+    return lack
 
 
 def _concatenating(original: Any) -> Any:
@@ -547,7 +724,7 @@ def main() -> None:
     try:
         areal.install_worker()
     except InvalidInput as error:
-        _LOG.warning("routepack: stays off in this worker: %s", error)
+        _tell(f"areal: this worker has no hook, and its controller will leave samples to AReaL: {error}")
     module_of("areal", "areal.infra.rpc.rpc_server").main()
 
 

@@ -33,6 +33,7 @@ from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import Counted, RouteCounts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
+from routepack.adapters._topology import topology_of_sizes
 
 if TYPE_CHECKING:
     from routepack.adapters.experts import WorkerExperts
@@ -376,7 +377,7 @@ def _session(active: _Active) -> Session:
             active.moved = (placement, epoch)
 
         settings = dataclasses.replace(settings, on_placement=note)
-    return Session(settings, framework="megatron", config=active.config)
+    return Session.or_off(settings, framework="megatron", config=active.config)
 
 
 def _moving(original: Any) -> Any:
@@ -426,7 +427,7 @@ def _move(active: _Active, placement: Placement, epoch: int) -> None:
 
 
 def _topology(config: Any, slots: int, cp: int) -> Topology:
-    return Topology(
+    return topology_of_sizes(
         dp=slots,
         ep=_size(config, "expert_model_parallel_size"),
         tp=_size(config, "tensor_model_parallel_size"),

@@ -46,6 +46,7 @@ from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import Counted, RouteCounts, unpack_counts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
+from routepack.adapters._topology import topology_of_sizes
 from routepack.adapters._unsafe import look_up
 
 _LOG = logging.getLogger("routepack")
@@ -192,13 +193,25 @@ def _sharding(original: Any, sliced: Any) -> Any:
                 made = _planned(self, now, shards, batch_size, packing, sliced)
             except moves.Torn:
                 raise
-            except Exception as error:  # before there is a session: its own cost file, its own configuration
-                _LOG.warning("routepack: NeMo RL's own packing is used: %s: %s", type(error).__name__, error)
+            except Exception as error:  # in what NeMo RL gave, before there was a plan
+                _failed(now, error)
             finally:
                 _PASS.reset(token)
         return original(self, shards, batch_size, *args, **kwargs) if made is None else made
 
     return shard_by_batch_size
+
+
+def _failed(now: _Pass, error: Exception) -> None:
+    """The session says it, once for as long as it stays the same, and counts it."""
+
+    def build() -> Step:
+        raise error
+
+    try:
+        session_of(now.policy, now.settings).run(build, lambda planned: None, key=("failed", str(error)))
+    except Exception:
+        _LOG.warning("routepack: NeMo RL's own packing is used: %s: %s", type(error).__name__, error)
 
 
 def _planned(data: Any, now: _Pass, shards: int, batch_size: int | None, packing: Any, sliced: Any) -> Any:
@@ -269,12 +282,11 @@ def session_of(policy: Any, settings: Settings | None = None) -> Session:
     if session is None or (settings is not None and _CHOSEN[policy] != settings):
         if session is not None:
             session.close()
-        config = look_up(policy.cfg, "megatron_cfg") or {}
         chosen = used = settings or Settings.from_environment()
         if chosen.moves_itself:
             mine = weakref.ref(policy)
             used = dataclasses.replace(chosen, on_placement=lambda placement, epoch: _move(mine(), placement, epoch))
-        session = Session(used, framework="nemo_rl", config=config)
+        session = Session.or_off(used, framework="nemo_rl", config=policy.cfg)
         movers = _MOVERS.get(policy)
         if movers is not None:
             session.resume(movers.here.maps, movers.here.epoch)
@@ -357,7 +369,7 @@ def topology_of(cfg: Any, dp: int) -> Topology:
     """Parallel sizes of Megatron, or of DTensor."""
     megatron = look_up(cfg, "megatron_cfg") or {}
     if megatron.get("enabled"):
-        return Topology(
+        return topology_of_sizes(
             dp=dp,
             ep=_size(megatron, "expert_model_parallel_size"),
             tp=_size(megatron, "tensor_model_parallel_size"),
@@ -366,7 +378,7 @@ def topology_of(cfg: Any, dp: int) -> Topology:
             pp=_size(megatron, "pipeline_model_parallel_size"),
         )
     dtensor = look_up(cfg, "dtensor_cfg") or {}
-    return Topology(
+    return topology_of_sizes(
         dp=dp,
         ep=_size(dtensor, "expert_parallel_size"),
         tp=_size(dtensor, "tensor_parallel_size"),

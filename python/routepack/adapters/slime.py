@@ -30,13 +30,14 @@ from typing import Any
 import numpy as np
 
 from routepack import exporters
-from routepack._core import Constraints, Placement, Topology
+from routepack._core import Constraints, Placement
 from routepack._errors import InvalidInput
 from routepack.adapters._hooks import module_of, need_function, plain_class, run_script, with_global
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import RouteCounts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
+from routepack.adapters._topology import topology_of_sizes
 
 _LOG = logging.getLogger("routepack")
 _BUILD = "build_dp_schedule"
@@ -290,7 +291,7 @@ def step_of(args: Any, parallel: Any, total_lengths: Sequence[int], own: Schedul
     return Step(
         windows=windows,
         top_k=int(shape[2]),
-        topology=Topology(
+        topology=topology_of_sizes(
             dp=int(parallel["dp_size"]),
             ep=_size(args, "expert_model_parallel_size"),
             tp=tp,
@@ -370,7 +371,7 @@ def session_of(manager: Any) -> Session:
         if settings.moves_itself:
             mine = weakref.ref(manager)
             settings = dataclasses.replace(settings, on_placement=lambda p, e: _ship(mine(), p, e))
-        session = Session(settings, framework="slime", config=manager.args)
+        session = Session.or_off(settings, framework="slime", config=manager.args)
         _SESSIONS[manager] = session
     return session
 

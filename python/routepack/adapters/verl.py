@@ -8,8 +8,9 @@ module of your own that is named there.
 
 The driver lets verl balance the batch first. That order says which samples make up which PPO mini-batch, so that
 mini-batches are verl's own, with a plan and without. The plan reorders each mini-batch and adds a column that says in
-which microbatch a sample trains; workers obey it in every pass whose cap allows it, else cut as verl does. With mode
-'placement' or 'both' experts move on all training ranks right after the plan, before any pass (`verl_experts`).
+which microbatch a sample trains; workers obey it in every pass whose cap allows it, else cut as verl does, and there is
+no column unless all of them can (`verl_cells`). With mode 'placement' or 'both' experts move on all training ranks
+right after the plan, before any pass (`verl_experts`).
 Source: verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_base.py, verl/workers/engine/utils.py,
 verl/utils/seqlen_balancing.py of verl 0.9.1.
 """
@@ -20,6 +21,7 @@ import dataclasses
 import functools
 import logging
 import math
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -31,26 +33,30 @@ import numpy.typing as npt
 
 from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
-from routepack._errors import InvalidInput
-from routepack.adapters import verl_experts, verl_rollouts, verl_worker
+from routepack._errors import InvalidInput, RoutePackWarning
+from routepack.adapters import verl_cells, verl_experts, verl_rollouts, verl_worker
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, module_of, need_function
 from routepack.adapters._reasons import FallBack, Reason
-from routepack.adapters._routes import Counted, RouteCounts, counts_from_bytes, unpack_counts
+from routepack.adapters._routes import Counted, RouteCounts, unpack_counts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
-from routepack.adapters._unsafe import check_settings, look_up
+from routepack.adapters._topology import topology_of_sizes
+from routepack.adapters._unsafe import Finding, check_settings, look_up
+from routepack.adapters.verl_cells import CELLS as CELLS
+from routepack.adapters.verl_cells import no_cells, rearranging, rows_of
 from routepack.adapters.verl_rollouts import COUNTS, ROUTES
 
 _LOG = logging.getLogger("routepack")
-#: int64 [N, 4]: microbatch, counted over all mini-batches; first one and number of those of its mini-batch; cap
-CELLS = "routepack_cells"
 PASSES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
 _LOAD = "_load_checkpoint"
+_BALANCING, _COEFFICIENT = "moe_router_load_balancing_type", "moe_aux_loss_coeff"
 
 #: of each trainer: what was chosen, and the session that was made of it
 _SESSIONS: weakref.WeakKeyDictionary[Any, tuple[Settings, Session]] = weakref.WeakKeyDictionary()
 _LAYOUTS: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
+#: of each trainer: what verl will log of the step at hand
+_STEPS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _REPLACED = Replaced()
 
 
@@ -84,8 +90,12 @@ def install(settings: Settings | None = None) -> None:
     chosen = settings or Settings.from_environment()
     uninstall()
     install_worker(module_of("verl", "verl.workers.engine.utils"))
-    if chosen.moves_itself:
-        verl_worker.install_methods(module_of("verl", "verl.workers.engine_workers"))
+    try:
+        verl_worker.install_methods(module_of("verl", verl_worker.METHODS))
+    except InvalidInput as error:
+        if chosen.moves_itself:
+            raise
+        _LOG.warning("routepack: workers cannot be asked about microbatches: %s", error)
     install_trainer(module_of("verl", "verl.trainer.ppo.ray_trainer").RayPPOTrainer, settings)
     try:
         verl_rollouts.install(settings=chosen)
@@ -99,14 +109,16 @@ def install(settings: Settings | None = None) -> None:
 
 
 def install_worker(module: Any) -> None:
-    """In a worker: `rearrange_micro_batches`, as verl.workers.engine.utils calls it, obeys the column."""
+    """In a worker: `rearrange_micro_batches`, as verl.workers.engine.utils calls it, obeys the column.
+
+    Its group has to say so: `verl_worker.install_methods` as well.
+    """
     if _REPLACED.has(module):
         return
-    need_function("verl", module, "prepare_micro_batches", ["data", "dp_group"], calls="rearrange_micro_batches")
-    original = need_function(
-        "verl", module, "rearrange_micro_batches", ["batch", "max_token_len", "dp_group", "num_batches_divided_by"]
-    )
-    _REPLACED.put(module, "rearrange_micro_batches", rearranging(original))
+    name = verl_cells.FUNCTION
+    need_function("verl", module, "prepare_micro_batches", ["data", "dp_group"], calls=name)
+    original = need_function("verl", module, name, ["batch", "max_token_len", "dp_group", "num_batches_divided_by"])
+    _REPLACED.put(module, name, rearranging(original))
 
 
 def install_trainer(trainer: Any, settings: Settings | None = None, *, queue: Any = None) -> None:
@@ -127,11 +139,11 @@ def install_trainer(trainer: Any, settings: Settings | None = None, *, queue: An
     if chosen.moves_itself:
         need_function("verl", trainer, _LOAD, ["self"])
     source = _Stored(queue) if queue is not None else _Held()
-    _REPLACED.put(trainer, "_balance_batch", _balancing(trainer._balance_batch, chosen, source))
+    _REPLACED.put(trainer, "_balance_batch", _shipped(_balancing, trainer._balance_batch, chosen, source))
     for name in PASSES:
-        _REPLACED.put(trainer, name, _passing(vars(trainer)[name], source))
+        _REPLACED.put(trainer, name, _shipped(_passing, vars(trainer)[name], source))
     if chosen.enabled and chosen.on_placement is None and _LOAD in vars(trainer):
-        _REPLACED.put(trainer, _LOAD, _asking(vars(trainer)[_LOAD], chosen))
+        _REPLACED.put(trainer, _LOAD, _shipped(_asking, vars(trainer)[_LOAD], chosen))
 
 
 def uninstall() -> None:
@@ -151,8 +163,13 @@ def session_of(trainer: Any, settings: Settings | None = None) -> Session:
     chosen = used = settings or Settings.from_environment()
     if chosen.moves_itself:
         used = dataclasses.replace(chosen, on_placement=verl_experts.wanting(trainer))
-    session = Session(used, framework="verl", config=trainer.config.actor_rollout_ref)
+    config = trainer.config.actor_rollout_ref
+    checked = {"actor": look_up(config, "actor"), "algorithm": look_up(trainer.config, "algorithm")}
+    session = Session.or_off(used, framework="verl", config=checked)
     _SESSIONS[trainer] = chosen, session
+    for finding in megatron_findings(config, chosen):
+        if chosen.enabled and not finding.refuse:
+            _warn(f"verl: {finding.text}")
     if trainer in _LOADED:
         session.resume(_LOADED[trainer].physical_to_logical, 0)
     return session
@@ -161,15 +178,17 @@ def session_of(trainer: Any, settings: Settings | None = None) -> Session:
 class _Held:
     """Batches that the driver holds: `DataProto` with padded tensors."""
 
+    groups = verl_cells.GROUPS  #: of workers that get the column
+
     def lengths(self, batch: Any) -> npt.NDArray[np.int64]:
         mask = batch.batch["attention_mask"]
         found: npt.NDArray[np.int64] = mask.view(len(mask), -1).sum(-1).numpy().astype(np.int64)
         return found
 
     def counts(self, batch: Any, lengths: Sequence[int], experts: int) -> tuple[npt.NDArray[np.int32], Any] | None:
-        """What workers of the agent loop counted, and how many rows each sample must have, as for `unpack_counts`."""
-        column = batch.non_tensor_batch.get(COUNTS)
-        return None if column is None else (counts_from_bytes(column, experts=experts), [n - 1 for n in lengths])
+        """What was counted before, and how many rows each sample must have, as for `unpack_counts`. The routes are at
+        hand here."""
+        return None
 
     def routes(self, batch: Any, lengths: Sequence[int]) -> list[Any] | None:
         """Without the last token of each sample, which no engine routes."""
@@ -179,10 +198,6 @@ class _Held:
         # Prompts are padded on the left, so that real tokens are one span.
         begins = mask.int().argmax(dim=1).tolist()
         return [routes[i, b : b + n - 1] for i, (b, n) in enumerate(zip(begins, lengths, strict=True))]
-
-    def forget(self, batch: Any) -> None:
-        """After the plan nobody reads counts, and workers need not get them."""
-        batch.non_tensor_batch.pop(COUNTS, None)
 
     def reorder(self, batch: Any, layout: Layout) -> None:
         import torch
@@ -199,9 +214,14 @@ class _Held:
         batch.batch[CELLS] = torch.from_numpy(layout.cells)
         return lambda: batch.batch.pop(CELLS, None)
 
+    def drop(self, batch: Any) -> None:
+        """After all there is no layout: no worker may take one from these samples."""
+
 
 class _Stored:
     """Batches that the driver has names of: `KVBatchMeta`, with the tensors in TransferQueue."""
+
+    groups = (*verl_cells.GROUPS, "critic_wg")  # whatever of a sample is stored goes to all
 
     def __init__(self, queue: Any) -> None:
         self.queue = queue
@@ -228,21 +248,12 @@ class _Stored:
         routes = stored[ROUTES]
         return [some[: n - 1] for some, n in zip(routes.unbind(), lengths, strict=True)]
 
-    def forget(self, batch: Any) -> None:
-        pass  # fields of a sample go with it
-
     def _read(self, batch: Any, field: str) -> Any:
         return self.queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[field])
 
     def reorder(self, batch: Any, layout: Layout) -> None:
-        import torch
-
         # Workers read every field of a sample, so that the column is stored beside the others.
-        names = [batch.keys[i] for i in layout.order.tolist()]
-        column = module_of("verl", "tensordict").TensorDict(
-            {CELLS: torch.from_numpy(layout.cells)}, batch_size=len(names)
-        )
-        self.queue.kv_batch_put(keys=names, partition_id=batch.partition_id, fields=column)
+        self._put(batch, [batch.keys[i] for i in layout.order.tolist()], layout.cells)
         batch.reorder(layout.order.tolist())
 
     def content(self, batch: Any) -> int:
@@ -251,6 +262,31 @@ class _Stored:
     def attach(self, batch: Any, layout: Layout) -> Callable[[], object]:
         return lambda: None
 
+    def drop(self, batch: Any) -> None:
+        """What is stored stays with a sample, and some may have a column and others none: a rank with the latter alone
+        would not be asked about it. So all get one that nobody obeys."""
+        self._put(batch, list(batch.keys), no_cells(len(batch.keys)))
+
+    def _put(self, batch: Any, names: list[str], cells: npt.NDArray[np.int64]) -> None:
+        import torch
+
+        column = module_of("verl", "tensordict").TensorDict({CELLS: torch.from_numpy(cells)}, batch_size=len(names))
+        self.queue.kv_batch_put(keys=names, partition_id=batch.partition_id, fields=column)
+
+
+def _shipped(hook: Callable[..., Any], original: Any, *given: Any) -> Any:
+    """A hook of a trainer that may become an actor: Ray copies methods into actor classes, and ships those that are not
+    what the module has by value. What a hook knows of this process stays behind then."""
+    name = hook.__name__
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from routepack.adapters import verl
+
+        return getattr(verl, name)(original, *given)(self, *args, **kwargs)
+
+    return method
+
 
 def _balancing(original: Any, settings: Settings, source: Any) -> Any:
     @functools.wraps(original)
@@ -258,6 +294,7 @@ def _balancing(original: Any, settings: Settings, source: Any) -> Any:
         returned = original(self, batch, metrics, *args, **kwargs)
         now = batch if returned is None else returned  # the one with padding samples
         _LAYOUTS.pop(self, None)
+        _STEPS[self] = metrics
         try:
             session = session_of(self, settings)
         except Exception as error:
@@ -273,14 +310,16 @@ def _balancing(original: Any, settings: Settings, source: Any) -> Any:
         )
         if settings.moves_itself:
             verl_experts.move(self, session)  # what it raises ends the job
-        try:
-            if layout is not None:
+        if layout is not None:
+            try:
                 source.reorder(now, layout)
                 _LAYOUTS[self] = Layout(layout.order, layout.cells, key, source.content(now))
-            source.forget(now)
+            except Exception as error:  # in verl's own data classes
+                _fall_back(self, session, key, error, source, now)
+        try:
             metrics.update(session.metrics)
-        except Exception as error:  # in verl's own data classes
-            _LOG.warning("routepack: verl's own packing is used: %s: %s", type(error).__name__, error)
+        except Exception as error:
+            _LOG.warning("routepack: %s: %s", type(error).__name__, error)
         return returned
 
     return _balance_batch
@@ -318,12 +357,15 @@ def _passing(original: Any, source: Any) -> Any:
         if layout is not None:
             try:
                 session = session_of(self)
-                if source.content(batch) == layout.content:
-                    if session.run(_not_again, lambda planned: layout, key=layout.key) is not None:
-                        detach = source.attach(batch, layout)
+                if source.content(batch) != layout.content:
+                    changed = "samples were added, dropped or reordered after the batch was balanced"
+                    _fall_back(self, session, layout.key, FallBack(Reason.UNSUPPORTED, changed), source, batch)
+                elif session.run(_not_again, lambda planned: layout, key=layout.key) is not None:
+                    detach = source.attach(batch, layout)
                 else:
-                    _LAYOUTS.pop(self, None)
-                    session.run(_changed, lambda planned: None)
+                    _LAYOUTS.pop(self, None)  # told already
+                    source.drop(batch)
+                _STEPS[self].update(session.metrics)  # verl logs them when the step is over
             except Exception as error:
                 _LOG.warning("routepack: verl's own packing is used: %s: %s", type(error).__name__, error)
         try:
@@ -339,8 +381,18 @@ def _not_again() -> Step:
     raise FallBack(Reason.UNSUPPORTED, "the plan of this batch was dropped in between")
 
 
-def _changed() -> Step:
-    raise FallBack(Reason.UNSUPPORTED, "samples were added, dropped or reordered after the batch was balanced")
+def _fall_back(trainer: Any, session: Session, key: int, error: Exception, source: Any, batch: Any) -> None:
+    """A step that was planned goes on with verl's own packing: this pass of it, and those that still come."""
+
+    def refuse(planned: list[PlannedStep]) -> None:
+        raise error
+
+    _LAYOUTS.pop(trainer, None)
+    session.run(_not_again, refuse, key=key)
+    try:
+        source.drop(batch)
+    except Exception as failed:
+        _LOG.warning("routepack: %s: %s", type(failed).__name__, failed)
 
 
 def _build(trainer: Any, batch: Any, source: Any, settings: Settings) -> Step:
@@ -354,11 +406,13 @@ def _build(trainer: Any, batch: Any, source: Any, settings: Settings) -> Step:
     if getattr(trainer, "use_prefix_grouper", False):
         raise FallBack(Reason.UNSUPPORTED, "PrefixGrouper keeps groups of samples together")
     limits = limits_of(config, dp)
-    experts = settings.experts or _experts(trainer.config)
-    known = _counted_before(source, batch, lengths, experts) or _counted_here(source, batch, lengths, experts)
-    for finding in check_settings("megatron", _megatron_overrides(config), allow=settings.allow):
+    for finding in megatron_findings(config, settings):
         if finding.refuse:
             raise FallBack(Reason.SETTINGS, f"{finding.text}; remove it, or accept that with allow")
+    if settings.mode != "placement":
+        verl_cells.need_all(trainer, source.groups)
+    experts = settings.experts or _experts(trainer.config)
+    known = _counted_before(source, batch, lengths, experts) or _counted_here(source, batch, lengths, experts)
     return step_of(lengths, known[0], known[1], dp, limits)
 
 
@@ -450,8 +504,12 @@ def limits_of(config: Any, dp: int) -> Limits:
     tp = _size(engine, "tensor_model_parallel_size", "tensor_parallel_size")
     cp = _size(engine, "context_parallel_size")
     pp = _size(engine, "pipeline_model_parallel_size", "pipeline_parallel_size")
-    # Ulysses splits a sample over ranks as context parallelism does, and multiplies the cap likewise.
-    sp = _size(engine, "ulysses_sequence_parallel_size", "ulysses_parallel_size") * cp
+    ulysses = _size(engine, "ulysses_sequence_parallel_size", "ulysses_parallel_size")
+    if strategy.startswith("fsdp"):
+        older = _size(actor, "ulysses_sequence_parallel_size")
+        ulysses = older if older > 1 else ulysses  # as verl decides
+    # What each engine says is `sp_size`, by which verl multiplies the cap.
+    split = {"megatron": cp, "torchtitan": tp}.get(strategy, ulysses)
     group = 1
     if _size(engine, "virtual_pipeline_model_parallel_size") > 1:
         group = int(look_up(engine, "override_transformer_config.microbatch_group_size_per_vp_stage") or pp)
@@ -462,14 +520,14 @@ def limits_of(config: Any, dp: int) -> Limits:
             multiple = math.lcm(multiple, 16)
     return Limits(
         mini_batch=mini_batch,
-        capacity=int(actor.ppo_max_token_len_per_gpu) * sp,
+        capacity=int(actor.ppo_max_token_len_per_gpu) * split,
         row_multiple=group,
         sample_multiple=multiple,
-        topology=Topology(
+        topology=topology_of_sizes(
             dp=dp,
             ep=_size(engine, "expert_model_parallel_size", "expert_parallel_size"),
             tp=tp,
-            cp=sp,
+            cp=cp * ulysses,  # which splits a sample over ranks as context parallelism does
             etp=_size(engine, "expert_tensor_parallel_size", default=tp if strategy == "megatron" else 1),
             pp=pp,
         ),
@@ -506,60 +564,6 @@ def layout_of(planned: list[PlannedStep], lengths: npt.NDArray[np.int64], dp: in
     )
 
 
-def rearranging(original: Any) -> Any:
-    """`rearrange_micro_batches` that makes the microbatches of the column when there is one."""
-
-    @functools.wraps(original)
-    def rearrange_micro_batches(batch: Any, max_token_len: int, *args: Any, **kwargs: Any) -> Any:
-        if COUNTS in batch.keys():
-            batch.pop(COUNTS)  # only the driver reads it
-        if CELLS not in batch.keys():
-            return original(batch, max_token_len, *args, **kwargs)
-        column = rows_of(batch.pop(CELLS)).cpu().numpy()
-        cells = cells_of(column, max_token_len, kwargs.get("num_batches_divided_by") or 1)
-        # All ranks have the column, and all of them must agree: verl's own cut asks the group too.
-        if not _agreed(cells is not None and not args, kwargs.get("dp_group")):
-            return original(batch, max_token_len, *args, **kwargs)
-        assert cells is not None
-        select = module_of("verl", "verl.utils.tensordict_utils").index_select_tensor_dict
-        return [select(batch, cell) for cell in cells], cells
-
-    return rearrange_micro_batches
-
-
-def rows_of(field: Any) -> Any:
-    """A field with rows of one shape, also from TransferQueue, which gives every field as a ragged one."""
-    import torch
-
-    return torch.stack(list(field.unbind())) if field.is_nested else field
-
-
-def cells_of(column: npt.NDArray[np.int64], max_token_len: int, divided_by: int) -> list[list[int]] | None:
-    """Positions of the samples of each microbatch, or None when these samples are not whole mini-batches of the plan.
-
-    >>> column = np.array([[1, 0, 2, 9], [0, 0, 2, 9], [1, 0, 2, 9]])
-    >>> cells_of(column, 9, 1), cells_of(column[:1], 9, 1), cells_of(column, 8, 1)
-    ([[1], [0, 2]], None, None)
-    """
-    if column.ndim != 2 or column.shape[1] != 4 or not len(column) or max_token_len < column[:, 3].max():
-        return None  # this pass has limits of its own
-    wanted = sorted({int(first) + i for first, rows in np.unique(column[:, 1:3], axis=0) for i in range(int(rows))})
-    if sorted(set(column[:, 0].tolist())) != wanted or len(wanted) % divided_by:
-        return None
-    return [np.flatnonzero(column[:, 0] == cell).tolist() for cell in wanted]
-
-
-def _agreed(mine: bool, group: Any) -> bool:
-    import torch
-    import torch.distributed as dist
-
-    if group is None or not dist.is_initialized():
-        return mine
-    answer = torch.tensor([int(mine)], device=module_of("verl", "verl.utils.device").get_device_name())
-    dist.all_reduce(answer, op=dist.ReduceOp.MIN, group=group)
-    return bool(answer.item())
-
-
 def _layers(routes: Any) -> list[int] | None:
     """Layers that have any route: dense ones are zeros."""
     found = routes.reshape(-1, *routes.shape[-2:]) != 0
@@ -572,8 +576,22 @@ def _experts(config: Any) -> int:
     return experts_of(str(name))
 
 
-def _megatron_overrides(config: Any) -> Any:
-    return look_up(config, "actor.megatron.override_transformer_config") or {}
+def megatron_findings(config: Any, settings: Settings) -> list[Finding]:
+    """What of the transformer's settings, where verl's engine is Megatron, does not go with plans."""
+    megatron = look_up(config, "actor.megatron")
+    if megatron is None or look_up(config, "actor.strategy") not in (None, "megatron"):
+        return []
+    said = dict(look_up(megatron, "override_transformer_config") or {})
+    if look_up(megatron, "vanilla_mbridge") and said.get(_COEFFICIENT):
+        said.setdefault(_BALANCING, "seq_aux_loss")  # as mbridge has it for GLM-4; verl's other bridge has none
+    return list(check_settings("megatron", said, allow=settings.allow, moving=settings.mode != "packing"))
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, RoutePackWarning, stacklevel=3)
+    except Warning:  # -W error must not end a step
+        _LOG.warning("%s", text)
 
 
 def _dp(trainer: Any) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from routepack._errors import InvalidInput
-from routepack.adapters import Settings, verl, verl_rollouts, verl_worker
+from routepack.adapters import Settings, verl, verl_cells, verl_rollouts, verl_worker
 
 _LOG = logging.getLogger("routepack")
 
@@ -53,7 +53,9 @@ def _quietly(hook: Callable[[Any], object], module: Any) -> None:
     except Exception as error:  # a training job goes on without plans
         if isinstance(error, InvalidInput) and ".trainer." in module.__name__ and _moves():
             raise
-        optional = module.__name__ == verl_rollouts.MODULE or (module.__name__ in verl_worker.HOOKS and not _moves())
+        optional = module.__name__ == verl_rollouts.MODULE or (
+            module.__name__ in verl_worker.HOOKS and module.__name__ != verl_worker.METHODS and not _moves()
+        )
         level = logging.INFO if optional else logging.WARNING
         _LOG.log(level, "routepack: stays off in %s: %s", module.__name__, error)
 
@@ -68,7 +70,7 @@ def _moves() -> bool:
 def wait() -> None:
     """Installs in what is imported already, and waits for the rest."""
     hooks: dict[str, Callable[[Any], object]] = {
-        "verl.workers.engine.utils": verl.install_worker,
+        verl_cells.MODULE: verl.install_worker,
         "verl.trainer.ppo.ray_trainer": lambda module: verl.install_trainer(module.RayPPOTrainer),
         "verl.trainer.ppo.v1.trainer_base": lambda module: verl.install_trainer(module.PPOTrainer, queue=module.tq),
         verl_rollouts.MODULE: verl_rollouts.install,

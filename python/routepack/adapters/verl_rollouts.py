@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl: routes are counted in the workers of the agent loop, so that the driver need not read them to plan.
+"""verl's V1 trainer: routes are counted in workers of the agent loop, so that the driver need not read them to plan.
 
-What they count is a field of each sample beside `routed_experts`, a few kilobytes instead of megabytes. The V1 trainer
-has it in TransferQueue, as a tensor; the V0 trainer in its batches, as bytes in `non_tensor_batch`, until it has planned.
+What they count is a field of each sample in TransferQueue beside `routed_experts`, kilobytes instead of megabytes.
+The V0 trainer has the routes themselves in its batches, and counts them there.
+
+Hooks go into classes that Ray never copies. It does copy the methods of workers when it makes actor classes of them,
+and ships the copies by value once they are not what the module has.
 Source: verl/experimental/agent_loop/agent_loop.py, verl/trainer/ppo/v1/agent_loop_tq.py of verl 0.9.1.
 """
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import logging
 from typing import Any
@@ -18,7 +20,6 @@ import numpy.typing as npt
 
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, module_of, need_function
-from routepack.adapters._reasons import FallBack
 from routepack.adapters._routes import no_counts, pack_counts
 from routepack.adapters._settings import Settings
 from routepack.adapters._unsafe import look_up
@@ -28,9 +29,9 @@ MODULE = "verl.experimental.agent_loop.agent_loop"
 COUNTS = "routepack_counts"
 ROUTES = "routed_experts"
 
-#: of the agent loop that runs in this context; 0: nothing is counted
-_EXPERTS: contextvars.ContextVar[int] = contextvars.ContextVar("routepack_verl_experts", default=0)
 _REPLACED = Replaced()
+#: path of the model whose agent loops run in this process
+_MODEL: list[str] = []
 
 
 def install(module: Any = None, settings: Settings | None = None) -> None:
@@ -43,18 +44,13 @@ def install(module: Any = None, settings: Settings | None = None) -> None:
     chosen = settings or Settings.from_environment()
     owner = module or module_of("verl", MODULE)
     uninstall()
-    need_function(
-        "verl",
-        owner.AgentLoopWorker,
-        "_run_agent_loop",
-        ["self", "sampling_params", "trajectory"],
-        calls="_agent_loop_postprocess",
-    )
-    if not chosen.enabled:
-        return
-    _REPLACED.put(owner.AgentLoopWorker, "_run_agent_loop", _counting(owner.AgentLoopWorker._run_agent_loop, chosen))
-    if hasattr(owner.AgentLoopOutput, "as_dict"):  # what workers put into TransferQueue
-        _REPLACED.put(owner.AgentLoopOutput, "as_dict", _adding(owner.AgentLoopOutput.as_dict))
+    loop: Any = getattr(owner, "AgentLoopBase", None)
+    output: Any = getattr(owner, "AgentLoopOutput", None)
+    need_function("verl", output, "as_dict", ["self"], calls="new_zeros")  # one row of routes for each token
+    need_function("verl", loop, "__init__", ["self", "trainer_config"])
+    if chosen.enabled:
+        _REPLACED.put(loop, "__init__", _noting(loop.__init__))
+        _REPLACED.put(output, "as_dict", _adding(output.as_dict, chosen))
 
 
 def uninstall() -> None:
@@ -72,55 +68,37 @@ def counts_of(routes: Any, experts: int) -> npt.NDArray[np.int32]:
         return no_counts(routes, experts=experts)
 
 
-def _counting(original: Any, settings: Settings) -> Any:
+def _noting(original: Any) -> Any:
     @functools.wraps(original)
-    async def _run_agent_loop(self: Any, sampling_params: Any, trajectory: Any, *args: Any, **kwargs: Any) -> Any:
-        experts = 0 if trajectory["validate"] else _experts_of(self, settings)
-        token = _EXPERTS.set(experts)
+    def __init__(self: Any, trainer_config: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, trainer_config, *args, **kwargs)
+        _MODEL[:] = [str(look_up(getattr(trainer_config, "config", None), "actor_rollout_ref.model.path"))]
+
+    return __init__
+
+
+def _adding(original: Any, settings: Settings) -> Any:
+    @functools.wraps(original)
+    def as_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        fields = original(self, *args, **kwargs)
         try:
-            made = await original(self, sampling_params, trajectory, *args, **kwargs)
-        finally:
-            _EXPERTS.reset(token)
-        # Workers that have put their fields into TransferQueue make None.
-        if experts and getattr(made, ROUTES, None) is not None:
-            begin, tokens = span_of(made.attention_mask[0])
-            made.extra_fields[COUNTS] = counts_of(made.routed_experts[0, begin : begin + tokens - 1], experts).tobytes()
-        return made
+            experts = settings.experts or (_experts_at(_MODEL[0]) if _MODEL else 0)
+            if experts and fields.get(ROUTES) is not None:
+                import torch
 
-    return _run_agent_loop
-
-
-def span_of(mask: Any) -> tuple[int, int]:
-    """The first real token of a sample, and how many there are: prompts are padded on the left, answers on the right.
-
-    :param mask: attention mask [width]
-    """
-    real = mask.bool()
-    return int(real.int().argmax()), int(real.sum())
-
-
-def _adding(original: Any) -> Any:
-    @functools.wraps(original)
-    def as_dict(self: Any) -> Any:
-        fields = original(self)
-        experts = _EXPERTS.get()
-        if experts and fields.get(ROUTES) is not None:
-            import torch
-
-            fields[COUNTS] = torch.from_numpy(counts_of(fields[ROUTES][:-1], experts))  # no engine routes the last token
+                # No engine routes the last token.
+                fields[COUNTS] = torch.from_numpy(counts_of(fields[ROUTES][:-1], experts))
+        except Exception as error:  # a rollout goes on
+            _LOG.debug("routepack: routes of a sample were not counted: %s", error)
         return fields
 
     return as_dict
-
-
-def _experts_of(worker: Any, settings: Settings) -> int:
-    return settings.experts or _experts_at(str(look_up(worker.config, "actor_rollout_ref.model.path")))
 
 
 @functools.cache
 def _experts_at(path: str) -> int:
     try:
         return experts_of(path)
-    except FallBack as error:
+    except Exception as error:
         _LOG.info("routepack: routes are not counted where rollouts end: %s", error)
         return 0

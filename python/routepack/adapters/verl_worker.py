@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""verl's training workers, where experts move. `verl_auto` puts these hooks into every process of verl.
+"""verl's training workers, and their experts that move. `verl_auto` puts these hooks into every process of verl.
 
-- worker groups get two methods, which the driver calls on all ranks at once: where experts are, and move;
+- worker groups get methods, which the driver calls on all ranks at once: whether they obey a plan's microbatches
+  (`verl_cells`), where experts are, and move;
 - checkpoints: optimizer state, which verl saves apart from the weights, says its placement, and is loaded under it;
 - copies of the weights on the host (verl's `DetachActorWorker`) have the placement under which they were taken.
 
@@ -23,6 +24,7 @@ from routepack._errors import InvalidInput
 from routepack.adapters._hooks import Replaced, module_of, need_function
 from routepack.adapters._placements import home_of
 from routepack.adapters._unsafe import look_up
+from routepack.adapters.verl_cells import routepack_obeys
 from routepack.transfer.checkpoint import STAMP, placement_path
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ Told = tuple[Placement | None, int, str]
 
 ASK, MOVE = "routepack_placement", "routepack_move"  #: methods of a worker group
 _BUILD, _SAVE, _LOAD = "_build_optimizer_state_dict", "_save_dist_checkpoint", "load_checkpoint"
+METHODS = "verl.workers.engine_workers"  #: where methods are added
 _COPY, _BACK, _FORGET = "save_model_to_cpu", "restore_model_from_cpu", "clear_cpu_model"
 _DELTA = "_mcore_export_index"
 _REPLACED = Replaced()
@@ -51,8 +54,11 @@ def install_methods(module: Any) -> None:
         return
     need_function("verl", worker, "init_model", ["self"])
     everywhere = module.register(dispatch_mode=module.Dispatch.ONE_TO_ALL)
-    for method in (routepack_placement, routepack_move):
+    for method in (routepack_placement, routepack_move, routepack_obeys):
         _REPLACED.put(worker, method.__name__, everywhere(method))
+    critic = getattr(module, "TrainingWorker", None)  # may have processes of its own
+    if critic is not None:
+        _REPLACED.put(critic, routepack_obeys.__name__, everywhere(routepack_obeys))
 
 
 def install_checkpoints(module: Any) -> None:
@@ -96,7 +102,7 @@ def install_engine(module: Any) -> None:
 
 #: modules of verl, and what goes into them; a worker has them only once it has imported them
 HOOKS = {
-    "verl.workers.engine_workers": install_methods,
+    METHODS: install_methods,
     "verl.utils.checkpoint.megatron_checkpoint_manager": install_checkpoints,
     "verl.workers.engine.megatron.transformer_impl": install_engine,
     "verl.experimental.separation.engine_workers": install_copies,

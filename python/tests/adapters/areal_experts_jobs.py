@@ -268,11 +268,23 @@ def _trained(scheduler: Any, root: pathlib.Path) -> dict[str, Any]:
         same(packed.step(number), logs[number], f"step {number}: log-probs on the plan's layout", 1e-5)
         compared += same(packed.sync(), wanted[number + 1], f"step {number}: weight sync on the plan's layout", 2e-6)
     session = areal.session()
-    areal.uninstall()
+    asked = _asked(packed)
+    areal.uninstall()  # this rank's half, too: one of four workers has no hook now
+    refused = _asked(packed)
     return {
+        "asked": asked, "refused": refused,
         "missed": missed, "stacked": stacked, "compared": compared, "placements": placements, "exports": len(exported),
         "metrics": dict(session.metrics), "packed": packed.maps(), "reference": ref._custom_function_call("maps"),
     }  # fmt: skip
+
+
+def _asked(trainer: Trainer) -> str:
+    """What workers lack to train parts of trajectories, as their servers answer. Nobody waits for anybody."""
+    trainer.made.controllers.run_async_task(trainer.actor._call_workers, "maps", [], {})
+    areal._ASKED.clear()
+    lack = areal._lack(trainer.actor, trainer.made.controllers)
+    trainer.made.controllers.run_async_task(trainer.actor._call_workers, "maps", [], {})
+    return lack
 
 
 def _with_stacks(trainer: Trainer, action: Any) -> Any:

@@ -114,7 +114,12 @@ def nemo_policy() -> Any:
     except ImportError:  # without it, or without something that it needs
         sys.modules["torch.utils.tensorboard"] = empty_packages.Empty("torch.utils.tensorboard")
     with imports(path, POLICY_NEEDS):
-        importlib.import_module("nemo_rl.models.policy.tq_policy")
+        try:
+            importlib.import_module("nemo_rl.models.policy.tq_policy")
+        except AssertionError as error:  # it refuses newer versions of transformers than it knows
+            if "transformers" not in str(error):
+                raise
+            pytest.skip(f"this test did NOT run: NeMo RL's own assertion says: {error}")
         return importlib.import_module("nemo_rl.models.policy.lm_policy")
 
 

@@ -27,6 +27,32 @@ from .slime_jobs import like
 SAMPLES, LAYERS, EXPERTS, TOP_K, CAP = 512, 48, 128, 8, 8192
 
 
+PARALLEL = {"dp_size": 8, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
+
+
+def arguments() -> Any:
+    return types.SimpleNamespace(
+        use_dynamic_batch_size=True, max_tokens_per_gpu=CAP, global_batch_size=SAMPLES, balance_data=False,
+        balance_by_flops=False, num_experts=EXPERTS, moe_layer_freq=1, expert_model_parallel_size=8,
+    )  # fmt: skip
+
+
+def data_of(median: float) -> dict[str, Any]:
+    """A batch of samples of uneven lengths with routes."""
+    draw = np.random.default_rng(0)
+    lengths = np.clip(np.exp(draw.normal(np.log(median), 0.8, SAMPLES)), median / 8, CAP).astype(int).tolist()
+    lean = draw.integers(0, EXPERTS // TOP_K, (SAMPLES // 8, LAYERS))
+    routes = []
+    for i, n in enumerate(lengths):
+        first = (lean[i // 8] + draw.geometric(0.2, (n - 1, LAYERS))) % (EXPERTS // TOP_K)
+        routes.append(torch.from_numpy((first[..., None] + np.arange(TOP_K) * (EXPERTS // TOP_K)).astype(np.int32)))
+    return {
+        "tokens": [[1] * n for n in lengths],
+        "rollout_ids": list(range(SAMPLES)),
+        "rollout_routed_experts": routes,
+    }
+
+
 def main() -> None:
     checkout = os.environ.get("ROUTEPACK_SLIME_CHECKOUT")
     if checkout:
@@ -36,32 +62,21 @@ def main() -> None:
         slime_like.build_dp_schedule = build_dp_schedule
     module = like()
     module.build_dp_schedule = slime_like.build_dp_schedule
-    draw = np.random.default_rng(0)
-    lengths = np.clip(np.exp(draw.normal(np.log(1600), 0.8, SAMPLES)), 200, CAP).astype(int).tolist()
-    tokens = [[1] * n for n in lengths]
-    routes = []
-    lean = draw.integers(0, EXPERTS // TOP_K, (SAMPLES // 8, LAYERS))
-    for i, n in enumerate(lengths):
-        first = (lean[i // 8] + draw.geometric(0.2, (n - 1, LAYERS))) % (EXPERTS // TOP_K)
-        routes.append(torch.from_numpy((first[..., None] + np.arange(TOP_K) * (EXPERTS // TOP_K)).astype(np.int32)))
-    args = types.SimpleNamespace(
-        use_dynamic_batch_size=True, max_tokens_per_gpu=CAP, global_batch_size=SAMPLES, balance_data=False,
-        balance_by_flops=False, num_experts=EXPERTS, moe_layer_freq=1, expert_model_parallel_size=8,
-    )  # fmt: skip
-    parallel = {"dp_size": 8, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
-
-    def data() -> dict[str, Any]:
-        return {"tokens": tokens, "rollout_ids": list(range(SAMPLES)), "rollout_routed_experts": routes}
+    args, parallel, batch = arguments(), PARALLEL, data_of(1600)
+    routes, lengths = batch["rollout_routed_experts"], [len(some) for some in batch["tokens"]]
 
     def once(manager: Any) -> float:
-        given = data()
+        given = dict(batch)
         begin = time.perf_counter()
         manager._split_train_data_by_dp(given)
         return 1e3 * (time.perf_counter() - begin)
 
     manager = module.RolloutManager(args, parallel)
     own = statistics.median(once(manager) for _ in range(7))
-    slime.install(Settings(cost=COST, effort=os.environ.get("EFFORT", "default")), module=module)
+    slime.install(
+        Settings(cost=COST, effort=os.environ.get("EFFORT", "default"), on_metrics=lambda metrics, step: None),
+        module=module,
+    )
     manager = module.RolloutManager(args, parallel)
     slime.session_of(manager)
     time.sleep(3)  # a rollout lasts longer: the planner is ready

@@ -6,10 +6,15 @@ Workers run in this process. What AReaL imports for agents and services, and not
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import pathlib
+import signal
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +43,7 @@ try:
     data = importlib.import_module("areal.utils.data")
     controllers = importlib.import_module("areal.infra.controller.train_controller")
     actors = importlib.import_module("areal.trainer.ppo.actor")
+    critics = importlib.import_module("areal.trainer.ppo.critic")
     outputs = importlib.import_module("areal.engine.core.train_engine")
 except ImportError as _error:
     pytest.skip(f"AReaL cannot be imported ({_error}): the adapter was NOT run against it", allow_module_level=True)
@@ -45,13 +51,14 @@ finally:
     sys.meta_path.remove(_finder)
 
 from areal.api.alloc_mode import ParallelStrategy  # noqa: E402
+from areal.api.engine_api import TrainEngine  # noqa: E402
 from areal.infra.rpc import rtensor  # noqa: E402
 
 from routepack import InvalidInput  # noqa: E402
-from routepack.adapters import PlannerProcess, Reason, Rules, Settings, areal, check_schedule  # noqa: E402
+from routepack.adapters import PlannerProcess, Reason, Rules, Settings, _hooks, areal, check_schedule  # noqa: E402
 
 from . import areal_experts_jobs  # noqa: E402
-from .batches import COST, Batch  # noqa: E402
+from .batches import COST, PATIENT, Batch  # noqa: E402
 from .conftest import shared  # noqa: E402
 from .model import Model, agree, gradients  # noqa: E402
 
@@ -89,7 +96,11 @@ def nothing_left() -> Iterator[None]:
 
 def trajectories(routed: bool = True, counted: bool = True) -> list[dict[str, Any]]:
     """Of `BATCH`; tensors are elsewhere."""
-    items = areal_experts_jobs.trajectories(BATCH, data.concat_padded_tensors, routed, counted)
+    return trajectories_of(BATCH, routed, counted)
+
+
+def trajectories_of(batch: Batch, routed: bool = True, counted: bool = True) -> list[dict[str, Any]]:
+    items = areal_experts_jobs.trajectories(batch, data.concat_padded_tensors, routed, counted)
     remote: list[dict[str, Any]] = rtensor.RTensor.remotize(items, node_addr="here")
     return remote
 
@@ -141,18 +152,39 @@ def logs_of(model: Model, mb: Any) -> list[Any]:
     return [torch.cat([log, log.new_zeros(1)]) for log in logs]
 
 
+@contextlib.contextmanager
+def areals_own() -> Iterator[None]:
+    """As in a worker without the hook: its half of the hook is out."""
+    replaced = [(o, name, was) for o, name, was in areal._REPLACED._were if o is not controllers.TrainController]
+    now = [(owner, name, vars(owner)[name]) for owner, name, _ in replaced]
+    for one in replaced:
+        _hooks._set(*one)
+    try:
+        yield
+    finally:
+        for one in now:
+            _hooks._set(*one)
+
+
 class Scheduler:
     """Calls workers, in this process: handles become tensors on the way in and again on the way out."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Any, config: Any, unhooked: tuple[int, ...] = ()) -> None:
         self.engines = [Engine() for _ in range(DP)]
+        self.kind, self.config, self.unhooked = kind, config, unhooked
+        self.calls: list[str] = []
 
     async def async_call_engine(self, worker: str, method: str, name: str, *args: Any, rpc_meta: Any = None) -> Any:
-        actor = object.__new__(actors.PPOActor)
-        actor.config, actor.m2_threshold = actor_configuration(), None
-        actor.engine = self.engines[int(worker)]
-        given = rtensor.RTensor.localize(list(args))
-        return rtensor.RTensor.remotize(getattr(actor, method)(*given), node_addr="here")
+        self.calls.append(method)
+        with areals_own() if int(worker) in self.unhooked else contextlib.nullcontext():
+            if method.startswith("routepack"):
+                assert rpc_meta == {"broadcast": False}  # workers without the hook would leave the others waiting
+                return getattr(TrainEngine, method)(self.engines[int(worker)], *args)
+            model = object.__new__(self.kind)
+            model.config, model.m2_threshold = self.config, None
+            model.engine = self.engines[int(worker)]
+            given = rtensor.RTensor.localize(list(args))
+            return rtensor.RTensor.remotize(getattr(model, method)(*given), node_addr="here")
 
 
 def actor_configuration(**more: Any) -> types.SimpleNamespace:
@@ -167,13 +199,22 @@ def actor_configuration(**more: Any) -> types.SimpleNamespace:
     return types.SimpleNamespace(**{**values, **more})
 
 
-def controller_of(**more: Any) -> Any:
-    made = object.__new__(actors.PPOActorController)
-    made.config, made.scheduler = actor_configuration(**more), Scheduler()
-    made.train_alloc = types.SimpleNamespace(parallel=ParallelStrategy(data_parallel_size=DP, expert_parallel_size=2))
+def controller_of(role: str = "actor", unhooked: tuple[int, ...] = (), parallel: Any = None, **more: Any) -> Any:
+    """AReaL's own for an actor, a reference model or a critic.
+
+    :param unhooked: workers that have no hook, whatever their `cmd` says
+    """
+    controller, kind = actors.PPOActorController, actors.PPOActor
+    if role == "critic":
+        controller, kind = critics.PPOCriticController, critics.PPOCritic
+    made = object.__new__(controller)
+    made.config = actor_configuration(**more)
+    made.scheduler = Scheduler(kind, made.config, unhooked)
+    parallel = parallel or ParallelStrategy(data_parallel_size=DP, expert_parallel_size=2)
+    made.train_alloc = types.SimpleNamespace(parallel=parallel)
     made.workers = [types.SimpleNamespace(id=str(rank)) for rank in range(DP)]
     made.workers_is_dp_head = [True] * DP
-    made._worker_role, made._engine_name = "actor", lambda rank: "actor"
+    made._worker_role, made._engine_name = role, lambda rank: role
     return made
 
 
@@ -181,6 +222,11 @@ def step(controller: Any, items: list[dict[str, Any]]) -> list[Any]:
     """Log-probs and update, as the trainer does. @returns the log-probs of each sample"""
     logs = controller.compute_logp(items)
     controller.ppo_update(items)
+    return by_sample(items, logs)
+
+
+def by_sample(items: list[dict[str, Any]], logs: list[Any]) -> list[Any]:
+    """The tokens of each sample, in the order of the trajectories."""
     made = []
     for item, some in zip(items, logs, strict=True):
         mask = areal._here(item["attention_mask"])
@@ -222,7 +268,7 @@ def results_of(controller: Any, sequences: bool = False) -> list[tuple[float, di
 
 
 def settings(**more: Any) -> Settings:
-    return Settings(cost=COST, **more)
+    return Settings(cost=COST, **{**PATIENT, **more})
 
 
 def install(monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, **more: Any) -> None:
@@ -297,17 +343,81 @@ def test_counts_are_those_of_the_routes() -> None:
     assert batch.lengths.tolist() == BATCH.lengths() and batch.top_k == BATCH.top_k
 
 
-@pytest.mark.parametrize("how", ["raises", "stalls", "noise", "over the cap"])
+MISBEHAVES = {
+    "raises": Reason.PLANNER_ERROR,
+    "stalls": Reason.DEADLINE,
+    "stalls and ignores": Reason.DEADLINE,
+    "half a frame": Reason.DEADLINE,
+    "dies at once": Reason.PLANNER_DIED,
+    "kills itself": Reason.PLANNER_DIED,
+    "noise": Reason.BAD_REPLY,
+    "no JSON": Reason.BAD_REPLY,
+    "plan that is none": Reason.BAD_REPLY,
+    "too few plans": Reason.BAD_REPLY,
+    "over the cap": Reason.BAD_PLAN,
+    "missing sample": Reason.BAD_PLAN,
+    "duplicate sample": Reason.BAD_PLAN,
+    "unequal counts": Reason.BAD_PLAN,
+}
+
+
+@pytest.mark.parametrize("how", MISBEHAVES)
 def test_areal_goes_on_as_before_when_the_planner(monkeypatch: pytest.MonkeyPatch, warned: Told, how: str) -> None:
     before, after = controller_of(), controller_of()
     step(before, trajectories(counted=False))
-    process = PlannerProcess(command=[sys.executable, str(MISBEHAVING), how])
-    install(monkeypatch, process, deadline_ms=300, grace_ms=700)
+    process = PlannerProcess(command=[sys.executable, str(MISBEHAVING), how], start_s=120.0)
+    waits = MISBEHAVES[how] == Reason.DEADLINE
+    install(monkeypatch, process, **({"deadline_ms": 300, "grace_ms": 700} if waits else {}))
     step(after, trajectories())
     process.close()
+    metrics = areal.session().metrics
     assert passes_of(before) == passes_of(after)
-    assert areal.session().metrics["routepack/fallback"] > Reason.OFF
+    assert metrics["routepack/fallback"] == MISBEHAVES[how] and metrics["routepack/fallbacks"] == 1.0
+    assert metrics["routepack/passes"] == 0.0
     assert len(warned()) == 1
+
+
+def test_areal_goes_on_when_the_planner_is_killed_while_it_plans(
+    monkeypatch: pytest.MonkeyPatch, warned: Told
+) -> None:
+    before, after = controller_of(), controller_of()
+    step(before, trajectories(counted=False))
+    process = PlannerProcess(command=[sys.executable, str(MISBEHAVING), "stalls"], start_s=120.0)
+    install(monkeypatch, process)
+    killed: list[int] = []
+
+    def kill() -> None:
+        while process._child is None or not process._child.ready:  # it reads requests from then on
+            time.sleep(0.01)
+        time.sleep(0.2)
+        killed.append(process._child.process.pid)
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    step(after, trajectories())
+    killer.join()
+    process.close()
+    assert passes_of(before) == passes_of(after)
+    assert areal.session().metrics["routepack/fallback"] == Reason.PLANNER_DIED
+    (text,) = warned()
+    assert f"planner {killed[0]} died (status -9)" in text
+
+
+def test_the_next_step_is_planned_again_after_the_planner_was_killed(
+    monkeypatch: pytest.MonkeyPatch, warned: Told
+) -> None:
+    process = PlannerProcess(start_s=120.0)
+    install(monkeypatch, process)
+    controller = controller_of()
+    step(controller, trajectories())
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    controller.ppo_update(trajectories_of(Batch(seed=11)))
+    process.close()
+    metrics = areal.session().metrics
+    assert metrics["routepack/steps"] == 2.0 and metrics["routepack/fallbacks"] == 0.0 and not warned()
+    assert metrics["routepack/planner_restarts"] == 1.0
 
 
 @pytest.mark.parametrize(

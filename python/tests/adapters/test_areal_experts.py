@@ -83,6 +83,12 @@ def test_plans_pack_and_move_together(trained: dict[str, Any]) -> None:
     assert trained["packed"] != HOME.physical_to_logical.tolist()
 
 
+def test_workers_say_through_their_servers_whether_they_have_the_hook(trained: dict[str, Any]) -> None:
+    assert trained["asked"] == ""
+    assert "EngineCallError" in trained["refused"] and areal.HOOK in trained["refused"]
+    assert "does not have method" in trained["refused"]
+
+
 def test_a_reference_model_has_no_experts_that_move(trained: dict[str, Any]) -> None:
     assert trained["reference"] == []  # its log-probs were compared in the job
 

@@ -31,6 +31,7 @@ from transfer.processes import run_ranks  # noqa: E402
 from routepack import InvalidInput, RoutePackWarning  # noqa: E402
 from routepack.adapters import PlannerProcess, Reason, Rules, Settings, check_schedule, megatron  # noqa: E402
 
+from . import megatron_like  # noqa: E402
 from .batches import COST, Batch  # noqa: E402
 from .model import Model, agree  # noqa: E402
 
@@ -150,7 +151,9 @@ def caught(session: Any, told: list[Any]) -> dict[str, Any]:
     }
 
 
-def hybrid_job(rank: int, install: bool, planner: list[str] | None, without: list[int]) -> dict[str, Any]:
+def hybrid_job(
+    rank: int, install: bool, planner: list[str] | None, without: list[int], current: str = ""
+) -> dict[str, Any]:
     """The installed Megatron's loader, one step. `without`: ranks that provide no routes."""
     on_cpu()
     from megatron.core.datasets import data_schedule
@@ -159,7 +162,7 @@ def hybrid_job(rank: int, install: bool, planner: list[str] | None, without: lis
         spoil(planner)
     config, groups = configuration(), groups_of(rank)
     if install:
-        megatron.install(Settings(cost=COST, deadline_ms=500, grace_ms=1500), config)
+        megatron.install(Settings(cost=COST, deadline_ms=500, grace_ms=1500, current=current), config)
     mine = [sample_of(i) for i in mine_of(rank, RANKS)]
     packed = {key: torch.cat([sample[key] for sample in mine]) for key in mine[0]}
     packed["cu_seqlens"] = torch.tensor(np.cumsum([0, *(len(s["tokens"]) for s in mine)]), dtype=torch.int32)
@@ -190,10 +193,12 @@ def spoil(planner: list[str]) -> None:
     module.PlannerProcess = lambda **_: PlannerProcess(command=planner)  # type: ignore[misc, assignment]
 
 
-def packing_job(rank: int, install: bool, cp: int, pp: int, mode: str, planner: list[str] | None) -> dict[str, Any]:
-    """The checkout's packing scheduler, one step."""
+def packing_job(
+    rank: int, install: bool, cp: int, pp: int, mode: str, planner: list[str] | None, like: bool = False
+) -> dict[str, Any]:
+    """The checkout's packing scheduler, one step. `like`: one of the same shapes instead."""
     on_cpu()
-    module = checkout()
+    module = megatron_like if like else checkout()
     if planner is not None:
         spoil(planner)
     config = configuration(pipeline_model_parallel_size=pp)
@@ -270,9 +275,9 @@ def hybrid_own() -> list[Any]:
 
 
 @functools.cache
-def packing_own(cp: int, pp: int) -> list[Any]:
+def packing_own(cp: int, pp: int, like: bool = False) -> list[Any]:
     """Without RoutePack."""
-    return run_ranks(packing_job, RANKS, False, cp, pp, "packing", None)
+    return run_ranks(packing_job, RANKS, False, cp, pp, "packing", None, like)
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -297,13 +302,36 @@ def test_hybrid_context_parallelism_trains_on_a_plan_what_it_trains_without() ->
     same(own[0]["trained"], planned[0]["trained"])
 
 
-@pytest.mark.parametrize("how", ["raises", "stalls", "empty cell"])
-def test_all_ranks_go_on_with_their_own_schedule_when_the_planner(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "reasons"),
+    [
+        ("kills itself", {Reason.PLANNER_DIED}),
+        ("raises", {Reason.PLANNER_ERROR}),
+        ("stalls", {Reason.DEADLINE}),
+        ("noise", {Reason.BAD_REPLY}),
+        ("missing sample", {Reason.BAD_PLAN, Reason.BAD_REPLY}),  # the reader of plans may see it first
+        ("empty cell", {Reason.BAD_PLAN, Reason.BAD_REPLY}),
+    ],
+)
+def test_all_ranks_go_on_with_their_own_schedule_when_the_planner(how: str, reasons: set[Reason]) -> None:
     own = hybrid_own()
     planned = run_ranks(hybrid_job, RANKS, True, [sys.executable, str(MISBEHAVING), how], [])
     assert all(one["schedule"] == own[0]["schedule"] for one in planned)
-    assert planned[0]["metrics"]["routepack/fallback"] > Reason.OFF
-    assert len(planned[0]["warnings"]) == 1 and not any(one["warnings"] for one in planned[1:])
+    metrics = planned[0]["metrics"]
+    assert metrics["routepack/fallback"] in reasons and metrics["routepack/used"] == 0.0
+    assert metrics["routepack/fallbacks"] == metrics["routepack/steps"] == 1.0
+    (text,) = planned[0]["warnings"]
+    assert "the framework's own packing is used" in text
+    assert not any(one["warnings"] or one["metrics"] for one in planned[1:])
+
+
+def test_a_file_that_the_rank_that_plans_cannot_read_leaves_all_ranks_with_their_own_schedule() -> None:
+    own = hybrid_own()
+    planned = run_ranks(hybrid_job, RANKS, True, None, [], "/nowhere/placement.json")
+    assert all(one["schedule"] == own[0]["schedule"] for one in planned)
+    assert planned[0]["metrics"]["routepack/fallback"] == Reason.BAD_INPUT
+    (text,) = planned[0]["warnings"]
+    assert "/nowhere/placement.json" in text and not any(one["warnings"] for one in planned[1:])
 
 
 def test_routes_that_one_rank_did_not_provide_leave_all_ranks_with_their_own_schedule() -> None:
@@ -329,6 +357,35 @@ def test_the_packing_scheduler_trains_on_a_plan_what_it_trains_without(packing: 
     check_schedule(layout, BATCH.lengths(), Rules(slots=slots, capacity=CAP * cp))
     assert [one["cells"] for one in own] != [one["cells"] for one in planned]
     assert planned[0]["metrics"]["routepack/fallback"] == 0.0
+    same(own[0]["trained"], planned[0]["trained"])
+
+
+@pytest.mark.parametrize("source", ["recorded shapes", "checkout"])
+@pytest.mark.parametrize(
+    ("how", "reasons"),
+    [
+        (None, {Reason.NONE}),
+        ("kills itself", {Reason.PLANNER_DIED}),
+        ("stalls", {Reason.DEADLINE}),
+        ("noise", {Reason.BAD_REPLY}),
+        ("over the cap", {Reason.BAD_PLAN, Reason.BAD_REPLY}),
+    ],
+)
+def test_the_packing_scheduler_goes_on_when_the_planner(
+    request: pytest.FixtureRequest, source: str, how: str | None, reasons: set[Reason]
+) -> None:
+    if source == "checkout":
+        request.getfixturevalue("packing")
+    like = source != "checkout"
+    own = packing_own(1, 1, like)
+    planner = None if how is None else [sys.executable, str(MISBEHAVING), how]
+    planned = run_ranks(packing_job, RANKS, True, 1, 1, "packing", planner, like)
+    same_cells = [one["cells"] for one in own] == [one["cells"] for one in planned]
+    assert same_cells == (how is not None)  # a planner that works has a plan of its own
+    metrics = planned[0]["metrics"]
+    assert metrics["routepack/fallback"] in reasons and metrics["routepack/fallbacks"] == float(how is not None)
+    assert len(planned[0]["warnings"]) == (how is not None)
+    assert not any(one["warnings"] or one["metrics"] for one in planned[1:])
     same(own[0]["trained"], planned[0]["trained"])
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -21,6 +24,7 @@ from .conftest import shared  # noqa: E402
 from .model import Model, agree, gradients, policy_loss  # noqa: E402
 from .nemo_jobs import columns, config, source_of  # noqa: E402
 
+MISBEHAVING = pathlib.Path(__file__).with_name("misbehaving.py")
 Told = Callable[[], list[str]]
 RANKS, CAP, MULTIPLE = 4, 128, 4
 SOURCES = ["recorded shapes", "checkout's batch", "checkout's policy"]
@@ -185,11 +189,123 @@ def test_batches_outside_a_policy_are_cut_as_before(job: Callable[..., Job], war
 
 def test_a_setting_that_drops_tokens_is_refused_by_name(job: Callable[..., Job], warned: Told) -> None:
     one = job()
-    one.cfg["megatron_cfg"]["moe_expert_capacity_factor"] = 1.0
+    one.cfg["megatron_cfg"]["model_overrides"] = {"moe_expert_capacity_factor": 1.0}
     own = rows(one.train()[0])
     one.install()
     assert rows(one.train()[0]) == own
     assert one.metrics()["routepack/fallback"] == Reason.SETTINGS and "moe_expert_capacity_factor" in warned()[0]
+
+
+def test_a_balancing_loss_is_on_until_its_coefficient_is_said_to_be_0(job: Callable[..., Job], warned: Told) -> None:
+    """The coefficient is that of Megatron-Bridge for the model, where none is said."""
+    one = job()
+    one.cfg["megatron_cfg"]["moe_router_load_balancing_type"] = "global_aux_loss"
+    one.install()
+    one.train()
+    assert one.metrics()["routepack/fallback"] == Reason.SETTINGS and "global_aux_loss" in warned()[0]
+    other = job()
+    other.cfg["megatron_cfg"]["moe_router_load_balancing_type"] = "global_aux_loss"
+    other.cfg["megatron_cfg"]["model_overrides"] = {"moe_aux_loss_coeff": 0.0}
+    other.install()
+    other.train()
+    assert other.metrics()["routepack/used"] == 1 and warned() == []
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("kills itself", Reason.PLANNER_DIED),
+        ("raises", Reason.PLANNER_ERROR),
+        ("stalls", Reason.DEADLINE),
+        ("noise", Reason.BAD_REPLY),
+        ("over the cap", Reason.BAD_PLAN),
+        ("missing sample", Reason.BAD_PLAN),
+        ("empty cell", Reason.BAD_PLAN),
+    ],
+)
+def test_a_planner_that_fails_leaves_the_step_to_the_framework(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, warned: Told, how: str, reason: Reason
+) -> None:
+    one = job(**({"deadline_ms": 200, "grace_ms": 200} if how == "stalls" else {}))
+    own = rows(one.logprob()[0]), rows(one.train()[0])
+    bad = PlannerProcess(command=[sys.executable, str(MISBEHAVING), how], start_s=120.0)
+    shared(monkeypatch, bad)
+    try:
+        one.install()
+        assert rows(one.logprob()[0]) == own[0]
+        (text,) = warned()
+        assert "step 1: the framework's own packing is used" in text
+        assert rows(one.train()[0]) == own[1] and warned() == []  # the same step
+        metrics = one.metrics()
+        found = Reason(int(metrics["routepack/fallback"]))
+        # some broken layouts are refused by the reader of plans already
+        assert found == reason or (reason, found) == (Reason.BAD_PLAN, Reason.BAD_REPLY), text
+        assert metrics["routepack/used"] == 0 and metrics["routepack/fallbacks"] == metrics["routepack/steps"] == 1
+        if one.source != "checkout's policy":  # whose training needs its workers
+            logged = one.policy.train(one.data(), lambda shards: None)["all_mb_metrics"]
+            assert logged["routepack/fallback"] == [float(found)] and logged["lr"] == [1e-6]
+    finally:
+        bad.close()
+
+
+def test_a_step_after_the_planner_was_killed_is_planned(
+    job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, warned: Told
+) -> None:
+    one = job(deadline_ms=1000, grace_ms=1000)
+    own = rows(one.train()[0])
+    real = PlannerProcess(start_s=120.0)
+    shared(monkeypatch, real)
+    try:
+        one.install()
+        assert rows(one.train()[0]) != own and warned() == []
+        assert real.pid is not None
+        os.kill(real.pid, signal.SIGSTOP)  # it will not answer; what ends it is SIGKILL
+        ids = columns(one.batch)["input_ids"]
+        ids[0, 0] += 1
+        assert rows(one.train(input_ids=ids)[0]) == own
+        assert one.metrics()["routepack/fallback"] == Reason.DEADLINE and len(warned()) == 1
+        nemo_rl.session_of(one.policy).settings = Settings(cost=COST, **PATIENT)
+        ids[0, 0] += 1
+        assert rows(one.train(input_ids=ids)[0]) != own and warned() == []
+        assert real.pid is not None
+        os.kill(real.pid, signal.SIGKILL)
+        ids[0, 0] += 1
+        one.train(input_ids=ids)
+        ids[0, 0] += 1
+        assert rows(one.train(input_ids=ids)[0]) != own and one.metrics()["routepack/planner_restarts"] == 2
+        assert len(warned()) <= 1  # for the step in between, if it came before the kernel was done
+    finally:
+        real.close()
+
+
+def test_a_configuration_that_is_not_understood_is_a_reason(job: Callable[..., Job], warned: Told) -> None:
+    one = job()
+    own = rows(one.train()[0])
+    one.install()
+
+    class Odd(dict[str, Any]):
+        """What this adapter reads of it, and NeMo RL's own packing does not, is not there."""
+
+        def __getitem__(self, name: str) -> Any:
+            if name == "train_mb_tokens" and sys._getframe(1).f_globals["__name__"] == nemo_rl.__name__:
+                raise KeyError(name)
+            return super().__getitem__(name)
+
+    one.cfg["sequence_packing"] = Odd(one.cfg["sequence_packing"])
+    for _ in range(2):
+        assert rows(one.train()[0]) == own
+    (text,) = warned()
+    assert "KeyError: 'train_mb_tokens'" in text and one.metrics()["routepack/fallback"] == Reason.INTERNAL
+
+
+def test_a_file_that_the_driver_cannot_read_is_a_reason(job: Callable[..., Job], warned: Told) -> None:
+    one = job(current="/nowhere/placement.json")
+    own = rows(one.train()[0])
+    one.install()
+    assert rows(one.train()[0]) == own
+    (text,) = warned()
+    assert "/nowhere/placement.json" in text and one.metrics()["routepack/fallback"] == Reason.BAD_INPUT
+    assert rows(one.logprob()[0]) and warned() == [] and one.metrics()["routepack/fallbacks"] == 1
 
 
 def test_an_unknown_number_of_experts_says_what_to_set(job: Callable[..., Job], warned: Told) -> None:
@@ -382,3 +498,8 @@ def test_a_plan_trains_what_the_framework_trains(job: Callable[..., Job], per_to
         train(model, own, per_token, mean), train(model, made, per_token, mean), strict=True
     ):
         assert loss == pytest.approx(other, rel=1e-5) and agree(grads, others)
+    # The comparison can fail: a sample is trained twice, in the place of another one of its chunk.
+    for key, values in made[0].items():
+        values[0] = values[1]
+    (loss, grads), (other, others) = (train(model, shards, per_token, mean)[0] for shards in (own, made))
+    assert loss != pytest.approx(other, rel=1e-5) and not agree(grads, others)

@@ -430,8 +430,12 @@ def test_a_nemo_rl_without_the_hook_is_told_and_planned_all_the_same(
     else:
         method = {} if how == "no method" else {"rollout_to_tq": _writing_otherwise}
         plane.rollouts.SyncRolloutActor = type("SyncRolloutActor", (), method)
-    with caplog.at_level(logging.INFO, logger="routepack"):
-        plane.install()
+    log = nemo_rl._LOG  # AReaL, imported by other tests, switches it off and has the root of all replaced
+    monkeypatch.setattr(log, "disabled", False)
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    monkeypatch.setattr(log, "level", logging.INFO)
+    log._cache.clear()  # of levels
+    plane.install()
     assert "counted on the driver" in caplog.text
     plane.passes(meta)
     assert plane.client.reads == [COUNTS, ROUTES] and warned() == []

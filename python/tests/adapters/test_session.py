@@ -351,3 +351,65 @@ def test_a_setting_that_is_warned_about_is_named_once(planner: PlannerProcess, w
     assert session.run(lambda: step_of(Batch()), layouts) is not None
     (text,) = warned()
     assert "moe_router_load_balancing_type=aux_loss" in text and isinstance(RoutePackWarning(text), UserWarning)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason", "text"),
+    [
+        ({"current": "/nowhere/placement.json"}, Reason.BAD_INPUT, "/nowhere/placement.json"),
+        ({"cost": "/nowhere/cost.toml"}, Reason.BAD_INPUT, "/nowhere/cost.toml"),
+        ({"cost": "not a\ncost file"}, Reason.BAD_INPUT, "TOML"),
+        ({"mode": "both"}, Reason.BAD_INPUT, "without on_placement"),
+        ({"allow": 5}, Reason.INTERNAL, "TypeError"),
+    ],
+)
+def test_a_session_that_cannot_be_made_says_so_at_every_step(
+    wrong: dict[str, Any], reason: Reason, text: str, warned: Told
+) -> None:
+    seen: list[float] = []
+    settings = Settings(**{"cost": COST, "on_metrics": lambda m, _: seen.append(m["routepack/fallback"]), **wrong})
+    with pytest.raises((InvalidInput, OSError, TypeError)):
+        Session(settings, framework="test").close()
+    session = Session.or_off(settings, framework="test", config={})
+    there = np.array([[1, 0]], dtype=np.int32)
+    try:
+        for number in (1, 2):
+            for _ in range(2):  # two passes over one window: one warning
+                assert session.run(lambda: pytest.fail("built"), layouts, key=number) is None
+            (told,) = warned()
+            assert f"step {number}: the framework's own packing is used" in told and text in told and "\n" not in told
+            assert session.metrics["routepack/fallback"] == reason and session.metrics["routepack/used"] == 0.0
+            assert session.metrics["routepack/fallbacks"] == session.metrics["routepack/steps"] == number
+        assert seen[0] == seen[-1] == reason and set(session.metrics) <= set(METRICS)
+        session.resume(there, 3)
+        assert session.epoch == 3 and session.current is not None and session.current.tolist() == [[1, 0]]
+        session.current = None
+        session.not_moved("rank 3 is away")
+        assert "rank 3 is away" in warned()[0] and session.last_plans == []
+        assert session.run(lambda: pytest.fail("built"), layouts) is None
+    finally:
+        session.close()
+
+
+def test_a_session_that_can_be_made_is_made(planner: PlannerProcess, warned: Told) -> None:
+    session = Session.or_off(Settings(cost=COST, **PATIENT), framework="test", config={}, planner=planner)
+    assert session.run(lambda: step_of(Batch()), layouts) is not None and warned() == []
+    off = Session.or_off(Settings(enabled=False, current="/nowhere"), framework="test")
+    assert off.run(lambda: step_of(Batch()), layouts) is None and warned() == []
+    assert off.metrics["routepack/fallback"] == Reason.OFF
+
+
+@pytest.mark.parametrize(("lost", "told"), [(1, 0), (2, 1), (8, 1)])
+def test_samples_without_routes_are_warned_about_once_when_they_are_many(
+    session: Session, warned: Told, lost: int, told: int
+) -> None:
+    def build() -> Step:
+        step = step_of(Batch())
+        first = dataclasses.replace(step.windows[0], routes=[None] * lost + list(step.windows[0].routes[lost:]))
+        return dataclasses.replace(step, windows=[first, *step.windows[1:]])
+
+    for _ in range(2):
+        assert session.run(build, layouts) is not None
+        assert session.metrics["routepack/samples_without_routes"] == lost
+    texts = warned()
+    assert len(texts) == told and all(f"{lost} of 32 samples have no routes" in text for text in texts)

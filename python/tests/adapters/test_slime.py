@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
+import pathlib
 import signal
+import sys
+import threading
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,12 +23,13 @@ torch = pytest.importorskip("torch")
 from routepack import InvalidInput  # noqa: E402
 from routepack.adapters import PlannerProcess, Reason, Settings, slime  # noqa: E402
 
-from . import contracts  # noqa: E402
+from . import checkouts, contracts, measure_slime  # noqa: E402
 from .batches import COST, PATIENT, Batch  # noqa: E402
 from .conftest import shared  # noqa: E402
 from .slime_jobs import PARALLEL, arguments, checkout, data_of, like, schedule_of  # noqa: E402
 
 Told = Callable[[], list[str]]
+MISBEHAVING = pathlib.Path(__file__).with_name("misbehaving.py")
 
 
 @pytest.fixture(params=["recorded shapes", "checkout"])
@@ -222,8 +228,92 @@ def test_routes_counted_as_samples_arrive_are_not_counted_again(job: Callable[..
     assert made != own and slime.session_of(manager).metrics["routepack/used"] == 1
 
 
-def test_a_killed_planner_costs_one_step_at_most(
-    module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, warned: Told
+def test_metrics_go_to_slimes_tracker_under_the_step_of_the_rollout(
+    module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess
+) -> None:
+    shared(monkeypatch, planner)
+    logged: list[tuple[dict[str, float], str]] = []
+    tracker = types.SimpleNamespace(log=lambda args, metrics, step_key: logged.append((metrics, step_key)))
+    steps = types.SimpleNamespace(compute_rollout_step=lambda args, rollout_id: 7 * rollout_id)
+    monkeypatch.setitem(sys.modules, "slime.observability.logging_utils", tracker)
+    monkeypatch.setitem(sys.modules, "slime.observability.metric_utils", steps)
+    slime.install(Settings(cost=COST, **PATIENT), module=module)
+    manager = module.RolloutManager(arguments(Batch()), PARALLEL)
+    manager.rollout_id = 3
+    manager._split_train_data_by_dp(data_of(Batch()))
+    ((metrics, key),) = logged
+    assert key == "rollout/step" and metrics[key] == 21 and metrics["routepack/fallback"] == 0.0
+
+
+def test_the_tracker_of_a_checkout_takes_what_is_logged() -> None:
+    """By its source: importing it needs trackers that are not here."""
+    folder = checkouts.folder(checkouts.SLIME) / "slime" / "observability"
+    found = {}
+    for name in ("logging_utils", "metric_utils"):
+        for node in ast.parse((folder / f"{name}.py").read_text()).body:
+            if isinstance(node, ast.FunctionDef):
+                found[node.name] = [one.arg for one in node.args.args]
+    assert found["log"] == ["args", "metrics", "step_key"]
+    assert found["compute_rollout_step"] == ["args", "rollout_id"]
+
+
+def test_512_samples_cost_the_manager_less_than_50_ms(
+    module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess
+) -> None:
+    """Processor time of the manager's process, slime's own part included: 48 layers of 128 experts, 8 ranks."""
+    shared(monkeypatch, planner)
+    args, batch = measure_slime.arguments(), measure_slime.data_of(64)
+    settings = Settings(cost=COST, effort="fast", on_metrics=lambda metrics, step: None, **PATIENT)
+    slime.install(settings, module=module)
+    manager = module.RolloutManager(args, measure_slime.PARALLEL)
+    for routes in batch["rollout_routed_experts"]:
+        slime.count_sample(args, types.SimpleNamespace(rollout_routed_experts=routes))
+    took = []
+    for _ in range(5):
+        begin = time.process_time()
+        manager._split_train_data_by_dp(dict(batch))
+        took.append(time.process_time() - begin)
+        assert slime.session_of(manager).metrics["routepack/used"] == 1.0
+    assert min(took) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("kills itself", Reason.PLANNER_DIED),
+        ("dies at once", Reason.PLANNER_DIED),
+        ("raises", Reason.PLANNER_ERROR),
+        ("stalls", Reason.DEADLINE),
+        ("stalls and ignores", Reason.DEADLINE),
+        ("noise", Reason.BAD_REPLY),
+        ("half a frame", Reason.DEADLINE),
+        ("over the cap", Reason.BAD_PLAN),
+        ("duplicate sample", Reason.BAD_PLAN),
+        ("unequal counts", Reason.BAD_PLAN),
+    ],
+)
+def test_slime_goes_on_as_before_when_the_planner(
+    module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, warned: Told, how: str, reason: Reason
+) -> None:
+    process = PlannerProcess(command=[sys.executable, str(MISBEHAVING), how])
+    shared(monkeypatch, process)
+    batch = Batch()
+    args = arguments(batch)
+    own = schedule_of(module.RolloutManager(args, PARALLEL)._split_train_data_by_dp(data_of(batch)))
+    slime.install(Settings(cost=COST, deadline_ms=300, grace_ms=700), module=module)
+    manager = module.RolloutManager(args, PARALLEL)
+    try:
+        assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) == own
+        metrics = slime.session_of(manager).metrics
+        assert metrics["routepack/fallback"] == reason and metrics["routepack/used"] == 0.0
+        assert len(warned()) == 1
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize(("how", "reason"), [("STOP", Reason.DEADLINE), ("KILL", Reason.PLANNER_DIED)])
+def test_a_planner_that_is_killed_or_stopped_costs_one_step_at_most(
+    module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, warned: Told, how: str, reason: Reason
 ) -> None:
     batch = Batch()
     process = PlannerProcess(start_s=120.0)
@@ -234,16 +324,18 @@ def test_a_killed_planner_costs_one_step_at_most(
     manager = module.RolloutManager(args, PARALLEL)
     try:
         assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) != own
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)  # stalls in the middle of everything
         session = slime.session_of(manager)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)  # in the middle of everything
+        if how == "KILL":
+            threading.Timer(0.15, os.kill, (process.pid, signal.SIGKILL)).start()
         session.settings = dataclasses.replace(session.settings, deadline_ms=200, grace_ms=300)
         assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) == own
-        assert slime.session_of(manager).metrics["routepack/fallback"] == Reason.DEADLINE
+        assert session.metrics["routepack/fallback"] == reason
         assert len(warned()) == 1
         session.settings = dataclasses.replace(session.settings, **PATIENT)
         assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) != own  # a new one
-        assert slime.session_of(manager).metrics["routepack/planner_restarts"] == 1
+        assert session.metrics["routepack/planner_restarts"] == 1
         assert warned() == []
     finally:
         process.close()

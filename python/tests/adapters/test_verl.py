@@ -7,10 +7,14 @@ mini-batches with verl's iterator and microbatches with verl's `prepare_micro_ba
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
+import os
 import pathlib
+import signal
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,9 +37,17 @@ except ImportError as error:
     pytest.skip(f"verl cannot be imported ({error}): the adapter was NOT run against it", allow_module_level=True)
 
 from routepack import InvalidInput, Placement  # noqa: E402
-from routepack.adapters import PlannerProcess, Reason, Rules, Settings, check_schedule, verl  # noqa: E402
+from routepack.adapters import (  # noqa: E402
+    PlannerProcess,
+    Reason,
+    Rules,
+    Settings,
+    check_schedule,
+    verl,
+    verl_cells,
+)
 
-from .batches import COST, Batch  # noqa: E402
+from .batches import COST, PATIENT, Batch  # noqa: E402
 from .conftest import shared  # noqa: E402
 from .model import Model, agree, gradients  # noqa: E402
 
@@ -120,18 +132,26 @@ def batch_of(some: Batch = BATCH) -> Any:
 class Group:
     """All workers of the actor, in this process."""
 
-    def __init__(self, infer_cap: int = CAP, mode: str = "token-mean") -> None:
+    def __init__(
+        self, infer_cap: int = CAP, mode: str = "token-mean", sp_size: int = 1, divided_by: int | None = None
+    ) -> None:
         self._dispatch_info = {"actor": list(range(DP))}
         self.infer_cap, self.mode = infer_cap, mode
+        self.sp_size, self.divided_by = sp_size, divided_by  # as engines set them
         self.cells: list[list[list[list[int]]]] = []  # [pass or mini-batch][rank][row]: samples
         self.results: list[tuple[float, dict[str, Any]]] = []  # of each optimizer step
+
+    def routepack_obeys(self) -> list[str]:
+        return [verl_cells.routepack_obeys(None)] * DP
 
     def _ranks(self, data: Any) -> list[Any]:
         return tu.chunk_tensordict(data, DP)
 
     def _micro_batches(self, data: Any, cap: int) -> tuple[list[Any], list[list[int]]]:
-        tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=cap, sp_size=1)
-        return engine.prepare_micro_batches(data, dp_group=None, same_micro_num_in_dp=True)
+        tu.assign_non_tensor(data, use_dynamic_bsz=True, max_token_len_per_gpu=cap, sp_size=self.sp_size)
+        return engine.prepare_micro_batches(
+            data, dp_group=None, num_batches_divided_by=self.divided_by, same_micro_num_in_dp=True
+        )
 
     def compute_log_prob(self, data: Any) -> Any:
         model = Model(BATCH)
@@ -242,7 +262,7 @@ def test_a_plan_trains_what_verl_trains(monkeypatch: pytest.MonkeyPatch, planner
     trainer = trainer_of(after)
     second, metrics = step(trainer)
     assert metrics["routepack/fallback"] == 0.0 and metrics["routepack/used"] == 1.0
-    assert verl.session_of(trainer).metrics["routepack/passes"] == 4.0  # balance, old, reference, update
+    assert metrics["routepack/passes"] == 4.0  # balance, old, reference, update
     assert before.cells != after.cells and len(before.results) == BATCH.samples // MINI
     for (loss, grads), (other, others) in zip(before.results, after.results, strict=True):
         assert loss == pytest.approx(other, rel=1e-5)
@@ -282,19 +302,84 @@ def test_a_pass_with_a_smaller_cap_is_cut_by_verl(monkeypatch: pytest.MonkeyPatc
     assert group.cells[0] != [[cell for made in group.cells[2:] for cell in made[rank]] for rank in range(DP)]
 
 
-@pytest.mark.parametrize("how", ["raises", "stalls", "noise", "over the cap"])
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raises", Reason.PLANNER_ERROR),
+        ("stalls", Reason.DEADLINE),
+        ("stalls and ignores", Reason.DEADLINE),
+        ("kills itself", Reason.PLANNER_DIED),
+        ("dies at once", Reason.PLANNER_DIED),
+        ("noise", Reason.BAD_REPLY),
+        ("half a frame", Reason.DEADLINE),
+        ("plan of another request", Reason.BAD_REPLY),
+        ("over the cap", Reason.BAD_PLAN),
+        ("missing sample", Reason.BAD_PLAN),
+        ("unequal counts", Reason.BAD_PLAN),
+        ("moved experts", Reason.BAD_PLAN),
+    ],
+)
 def test_verl_goes_on_as_before_when_the_planner(
-    monkeypatch: pytest.MonkeyPatch, warned: Told, own: tuple[Group, Any], how: str
+    monkeypatch: pytest.MonkeyPatch, warned: Told, own: tuple[Group, Any], how: str, reason: Reason
 ) -> None:
-    process = PlannerProcess(command=[sys.executable, str(MISBEHAVING), how])
+    process = PlannerProcess(command=[sys.executable, str(MISBEHAVING), how], start_s=120.0)
     shared(monkeypatch, process)
-    verl.install(settings(deadline_ms=300, grace_ms=700))
+    patience = {"deadline_ms": 300, "grace_ms": 700} if reason == Reason.DEADLINE else PATIENT
+    verl.install(settings(**patience))
     group = Group()
     _, metrics = step(trainer_of(group))
     process.close()
     assert group.cells == own[0].cells
-    assert metrics["routepack/fallback"] > Reason.OFF and metrics["routepack/used"] == 0.0
+    assert metrics["routepack/fallback"] == reason and metrics["routepack/used"] == 0.0
     assert len(warned()) == 1
+
+
+@pytest.mark.parametrize(("kill", "reason"), [(True, Reason.PLANNER_DIED), (False, Reason.DEADLINE)])
+def test_a_planner_that_is_ended_or_stopped_in_the_middle_costs_one_step(
+    monkeypatch: pytest.MonkeyPatch, warned: Told, own: tuple[Group, Any], kill: bool, reason: Reason
+) -> None:
+    process = PlannerProcess(start_s=120.0)
+    shared(monkeypatch, process)
+    verl.install(settings(**PATIENT))
+    group = Group()
+    trainer = trainer_of(group)
+    try:
+        step(trainer)
+        assert group.cells != own[0].cells and process.pid is not None
+        session = verl.session_of(trainer)
+        os.kill(process.pid, signal.SIGSTOP)  # with the request in its pipe, half read or not
+        if kill:
+            threading.Timer(0.15, os.kill, (process.pid, signal.SIGKILL)).start()
+        else:
+            session.settings = dataclasses.replace(session.settings, deadline_ms=200, grace_ms=300)
+        group.cells.clear()
+        _, metrics = step(trainer)
+        assert group.cells == own[0].cells
+        assert metrics["routepack/fallback"] == reason and metrics["routepack/passes"] == 0.0
+        assert len(warned()) == 1
+        session.settings = dataclasses.replace(session.settings, **PATIENT)
+        group.cells.clear()
+        _, metrics = step(trainer)
+        assert group.cells != own[0].cells
+        assert metrics["routepack/fallback"] == 0.0 and metrics["routepack/planner_restarts"] == 1.0
+        assert warned() == []
+    finally:
+        process.close()
+
+
+def test_a_session_that_cannot_be_made_leaves_every_step_to_verl_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, warned: Told, own: tuple[Group, Any]
+) -> None:
+    shared(monkeypatch, planner)
+    verl.install(settings(current="/nowhere/placement.json"))
+    group = Group()
+    trainer = trainer_of(group)
+    for number in (1, 2):
+        group.cells.clear()
+        _, metrics = step(trainer)
+        assert group.cells == own[0].cells
+        assert metrics["routepack/fallback"] == Reason.BAD_INPUT and metrics["routepack/fallbacks"] == number
+        assert len(said := warned()) == 1 and "/nowhere/placement.json" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -338,9 +423,11 @@ def test_a_batch_that_changed_since_is_cut_by_verl(
     verl.install(settings())
     group = Group()
     trainer = trainer_of(group)
-    step(trainer, change=lambda batch: batch.reorder(torch.arange(BATCH.samples).flip(0)))
-    assert verl.session_of(trainer).metrics["routepack/fallback"] == Reason.UNSUPPORTED
-    assert "reordered after the batch was balanced" in warned()[0]
+    _, metrics = step(trainer, change=lambda batch: batch.reorder(torch.arange(BATCH.samples).flip(0)))
+    # In what verl logs of the step, though the passes came after the balance.
+    assert metrics["routepack/fallback"] == Reason.UNSUPPORTED and metrics["routepack/used"] == 0.0
+    assert metrics["routepack/steps"] == metrics["routepack/fallbacks"] == metrics["routepack/passes"] == 1.0
+    assert len(said := warned()) == 1 and "reordered after the batch was balanced" in said[0]
     trained = sorted(i for made in group.cells[2:] for rank in made for cell in rank for i in cell)
     assert trained == list(range(BATCH.samples))
 
@@ -357,25 +444,39 @@ def test_placement_alone_moves_experts_and_leaves_the_packing(
     assert group.cells == own[0].cells
 
 
-@pytest.mark.parametrize("mode", ["packing", "both"])
-def test_batches_that_are_names_are_planned_too(
-    monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, mode: str
-) -> None:
-    """verl's V1 trainer, with a dictionary for TransferQueue."""
+def stored_trainer(group: Any, store: Store, chosen: Settings) -> Any:
+    """verl's V1 trainer without what it starts, and with the hooks."""
     v1 = pytest.importorskip("verl.trainer.ppo.v1.trainer_base", reason="no V1 trainer: NOT run against it")
-    metadata = pytest.importorskip("transfer_queue.metadata", reason="no TransferQueue: V1 was NOT run")
-    shared(monkeypatch, planner)
-    store = Store(batch_of())
-    verl.install_trainer(v1.PPOTrainer, settings(mode=mode), queue=store)
-    verl.install_worker(engine)
+    verl.install_trainer(v1.PPOTrainer, chosen, queue=store)
     trainer = object.__new__(
         type("Trainer", (v1.PPOTrainer,), {name: None for name in v1.PPOTrainer.__abstractmethods__})
     )
     trainer.config, trainer.use_critic, trainer.global_steps = configuration(), False, 1
     trainer.tokenizer = types.SimpleNamespace(eos_token_id=0)
-    group: Any = Group()
     trainer.actor_rollout_wg = group
     trainer.ref_in_actor = True
+    trainer.config.trainer.resume_mode = "disable"
+    group.update_actor = lambda names: Group.update_actor(group, store.real(names))
+    return trainer
+
+
+def names_of(store: Store) -> Any:
+    """What V1's trainer has of a batch."""
+    metadata = pytest.importorskip("transfer_queue.metadata", reason="no TransferQueue: V1 was NOT run")
+    tags = [{"seq_len": n} for n in BATCH.lengths()]
+    return metadata.KVBatchMeta(keys=list(store.rows), tags=tags, partition_id="train", extra_info={})
+
+
+@pytest.mark.parametrize("mode", ["packing", "both"])
+def test_batches_that_are_names_are_planned_too(
+    monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, mode: str
+) -> None:
+    """verl's V1 trainer, with a dictionary for TransferQueue."""
+    shared(monkeypatch, planner)
+    store = Store(batch_of())
+    group: Any = Group()
+    trainer = stored_trainer(group, store, settings(mode=mode))
+    verl.install_worker(engine)
     calls: list[str] = []
     at = [(Placement.identity(layers=LAYERS - 1, experts=BATCH.experts, ranks=2), 0, "")]
 
@@ -389,19 +490,15 @@ def test_batches_that_are_names_are_planned_too(
         return at * DP
 
     group.routepack_placement, group.routepack_move = where, move
-    trainer.config.trainer.resume_mode = "disable"
     trainer._load_checkpoint()
-    keys = list(store.rows)
-    meta = metadata.KVBatchMeta(
-        keys=keys, tags=[{"seq_len": n} for n in BATCH.lengths()], partition_id="train", extra_info={}
-    )
+    meta = names_of(store)
     metrics: dict[str, Any] = {}
     meta = trainer._balance_batch(meta, metrics)
     assert metrics["routepack/fallback"] == 0.0
     moved = ["move"] if metrics["routepack/moved_experts"] else []
     assert calls == (["ask"] if mode == "packing" else ["attach", "attach", *moved])
-    group.update_actor = lambda names: Group.update_actor(group, store.real(names))
     trainer._update_actor(meta, metrics)
+    assert metrics["routepack/passes"] == 2.0
     for made in group.cells:
         assert len({len(rank) for rank in made}) == 1
         assert all(sum(BATCH.lengths()[i] for i in cell) <= CAP for rank in made for cell in rank)
@@ -411,6 +508,55 @@ def test_batches_that_are_names_are_planned_too(
     assert len(group.cells) == len(mini)
     rows = [int(store.rows[key][verl.CELLS][2]) for key in meta.keys]
     assert len(group.cells[0][0]) == rows[0]
+
+
+def test_names_that_changed_since_have_no_column_that_some_ranks_would_obey(
+    monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, warned: Told
+) -> None:
+    """What is stored stays: a rank whose samples have none would not be asked."""
+    shared(monkeypatch, planner)
+    store = Store(batch_of())
+    group: Any = Group()
+    trainer = stored_trainer(group, store, settings())
+    verl.install_worker(engine)
+    meta = names_of(store)
+    late = meta.keys[-4:]
+    more = {key: dict(row) for key, row in store.rows.items() if key in late}
+    metrics: dict[str, Any] = {}
+    meta = trainer._balance_batch(meta, metrics)
+    assert metrics["routepack/fallback"] == 0.0 and all(verl.CELLS in row for row in store.rows.values())
+    for key, row in more.items():  # others take the place of some
+        store.rows[f"late {key}"] = row
+        meta.keys[meta.keys.index(key)] = f"late {key}"
+    trainer._update_actor(meta, metrics)
+    assert metrics["routepack/fallback"] == Reason.UNSUPPORTED and len(warned()) == 1
+    for key in meta.keys:
+        assert verl_cells.cells_of(store.rows[key][verl.CELLS].numpy()[None], CAP, 1) is None
+    trained = sorted(i for made in group.cells for rank in made for cell in rank for i in cell)
+    assert trained == list(range(BATCH.samples))
+
+
+def test_a_queue_that_fails_leaves_the_step_to_verl(
+    monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, warned: Told
+) -> None:
+    shared(monkeypatch, planner)
+    store = Store(batch_of())
+    trainer = stored_trainer(Group(), store, settings())
+    verl.install_worker(engine)
+    put = store.kv_batch_put
+
+    def half(keys: list[str], partition_id: str, fields: Any) -> None:
+        put(keys[:9], partition_id, fields[:9])
+        store.kv_batch_put = put  # type: ignore[method-assign]
+        raise RuntimeError("a storage unit is away")
+
+    store.kv_batch_put = half  # type: ignore[method-assign]
+    metrics: dict[str, Any] = {}
+    meta = trainer._balance_batch(names_of(store), metrics)
+    assert metrics["routepack/fallback"] == Reason.INTERNAL and metrics["routepack/used"] == 0.0
+    assert len(said := warned()) == 1 and "a storage unit is away" in said[0]
+    columns = [store.rows[key][verl.CELLS].tolist() for key in meta.keys]
+    assert columns == verl_cells.no_cells(BATCH.samples).tolist()
 
 
 class Store:

@@ -120,10 +120,15 @@ def test_calls_reach_verls_workers_on_ray_and_failures_come_back(hooks: bool) ->
         [sys.executable, str(script), *(["hooks"] if hooks else [])], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    heard = json.loads(done.stdout.strip().splitlines()[-1])
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    heard = said["moves"]
     if not hooks:
         assert len(heard) == 1 and "wanted VERL_USE_EXTERNAL_MODULES" in heard[0]
+        assert [text[-1] for text in said["cuts"]] == ["'"] * 3 and "no attribute 'routepack_obeys'" in said["cuts"][0]
         return
+    all_do, without_hook, without_method = said["cuts"]
+    assert all_do == "" and "rank 1, " in without_hook and "rearrange_micro_batches is verl's own" in without_hook
+    assert "no attribute 'routepack_obeys'" in without_method and "\n" not in without_method
     start, moved, stayed, torn = heard
     assert start is True and moved == [True, 1, []]
     assert stayed == [True, 2, ["no room", [SWAPPED.physical_to_logical.tolist(), 2]]]
@@ -148,6 +153,7 @@ class Rows:
             mask[i, :length] = 1
             routes[i, : length - 1] = torch.from_numpy(ids).to(torch.int16)
         self.batch = {"attention_mask": mask, "input_ids": mask.cumsum(1), "routed_experts": routes}
+        self.non_tensor_batch: dict[str, Any] = {}
         self.order = list(range(BATCH.samples))
 
     def reorder(self, order: Any) -> None:
@@ -162,9 +168,14 @@ class Group:
         self._dispatch_info = {"actor": list(range(RANKS))}
         self.at: tuple[Placement, int] = (HOME, 0)
         self.calls: list[str] = []
+        self.asked = 0
         self._move = move
         for name, answer in answers.items():
             setattr(self, name, answer)
+
+    def routepack_obeys(self) -> list[str]:
+        self.asked += 1
+        return [""] * RANKS
 
     def routepack_placement(self, attach: bool = True) -> list[Any]:
         self.calls.append("attach" if attach else "ask")
@@ -267,7 +278,7 @@ def test_placement_alone_moves_and_leaves_the_order(monkeypatch: pytest.MonkeyPa
     shared(monkeypatch, planner)
     group = Group()
     rows, metrics = balanced(hooked(group, "placement"))
-    assert group.calls == ["attach", "move"] and metrics["routepack/fallback"] == 0.0
+    assert group.calls == ["attach", "move"] and group.asked == 0 and metrics["routepack/fallback"] == 0.0
     assert rows.order == list(range(BATCH.samples))
 
 
@@ -357,7 +368,7 @@ def test_a_mover_of_the_user_keeps_the_adapter_out(monkeypatch: pytest.MonkeyPat
     trainer = hooked(group, settings={"on_placement": lambda placement, epoch: moved.append(epoch)})
     trainer._load_checkpoint()
     balanced(trainer)
-    assert moved == [1] and group.calls == []
+    assert moved == [1] and group.calls == [] and group.asked == 1
 
 
 def test_packing_alone_moves_nothing_and_knows_of_a_checkpoint_that_did(
@@ -372,7 +383,10 @@ def test_packing_alone_moves_nothing_and_knows_of_a_checkpoint_that_did(
     assert group.calls == ["ask"] and metrics["routepack/fallback"] == 0.0
     session: Any = verl.session_of(trainer)
     assert np.array_equal(session.current, SWAPPED.physical_to_logical)
-    nobody = hooked(types.SimpleNamespace(_dispatch_info={"actor": list(range(RANKS))}), "packing")
+    knows_nothing = types.SimpleNamespace(
+        _dispatch_info={"actor": list(range(RANKS))}, routepack_obeys=lambda: [""] * RANKS
+    )
+    nobody = hooked(knows_nothing, "packing")
     nobody._load_checkpoint()
     assert balanced(nobody)[1]["routepack/fallback"] == 0.0
 

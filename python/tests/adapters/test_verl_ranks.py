@@ -14,18 +14,18 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from transfer.processes import run_ranks  # noqa: E402
 
-from routepack.adapters import verl  # noqa: E402
+from routepack.adapters import verl_cells  # noqa: E402
 
 COLUMN = np.array([[0, 0, 2, 9], [1, 0, 2, 9], [1, 0, 2, 9]])
 
 
 def job(rank: int, broken: list[int], divided_by: int) -> Any:
-    verl.module_of = lambda *_: types.SimpleNamespace(  # type: ignore[assignment]
+    verl_cells.module_of = lambda *_: types.SimpleNamespace(  # type: ignore[assignment]
         get_device_name=lambda: "cpu", index_select_tensor_dict=lambda batch, cell: cell
     )
     column = COLUMN[1:] if rank in broken else COLUMN
-    batch = {verl.CELLS: torch.from_numpy(column), "input_ids": torch.arange(len(column))}
-    rearrange = verl.rearranging(lambda batch, cap, **_: ("verl's", sorted(batch)))
+    batch = {verl_cells.CELLS: torch.from_numpy(column), "input_ids": torch.arange(len(column))}
+    rearrange = verl_cells.rearranging(lambda batch, cap, **_: ("verl's", sorted(batch)))
     return rearrange(batch, 9, dp_group=dist.group.WORLD, num_batches_divided_by=divided_by)
 
 
@@ -40,5 +40,5 @@ def test_one_rank_has_not(broken: list[int], divided_by: int) -> None:
 
 
 def test_without_a_column_nothing_is_asked() -> None:
-    rearrange = verl.rearranging(lambda batch, cap, **_: "verl's")
+    rearrange = verl_cells.rearranging(lambda batch, cap, **_: "verl's")
     assert rearrange({"input_ids": None}, 9, dp_group="not a group") == "verl's"

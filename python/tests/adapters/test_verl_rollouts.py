@@ -24,7 +24,9 @@ for name in ("verl", "ray", "transfer_queue", "transformers", "tokenizers"):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"no {name}: routes were NOT counted in verl's own workers", allow_module_level=True)
 try:
+    import ray.cloudpickle
     import transfer_queue as tq  # type: ignore[import-untyped]
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine import utils as engine
 
@@ -69,8 +71,7 @@ class Rollouts:
 
     stored: Any  #: names of samples in TransferQueue
     stored_plain: Any
-    held: Any  #: batches
-    held_plain: Any
+    held: Any  #: a batch
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +80,10 @@ def rollouts(site: jobs.Site) -> Rollouts:
         stored=jobs.Stored(site.config, site.stored).rollout("say"),
         stored_plain=jobs.Stored(site.config, site.stored_plain).rollout("say"),
         held=jobs.Held(site.config, site.held).rollout("say"),
-        held_plain=jobs.Held(site.config, site.held_plain).rollout("say"),
     )
     for meta in (made.stored, made.stored_plain):
         meta.reorder(sorted(range(SAMPLES), key=said(meta).__getitem__))
-    for batch in (made.held, made.held_plain):
-        batch.reorder(torch.tensor(sorted(range(SAMPLES), key=said_in(batch).__getitem__)))
+    made.held.reorder(torch.tensor(sorted(range(SAMPLES), key=said_in(made.held).__getitem__)))
     return made
 
 
@@ -221,48 +220,53 @@ def test_the_queue_answers_for_a_field_that_is_not_there_without_it(rollouts: Ro
     assert list(mixed.keys()) == []
 
 
-# V0: batches come back from the workers.
-
-
-def test_counts_come_back_in_the_batch_and_plan_in_place_of_routes(
-    site: jobs.Site, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch, planning: None
-) -> None:
-    whole = rollouts.held
-    column = whole.non_tensor_batch[COUNTS]
-    for packed, routes in zip(column, routes_in(whole), strict=True):
-        assert np.frombuffer(packed, dtype=np.int32).tolist() == recounted(routes).ravel().tolist()
-    made = {}
-    for name, with_counts, spoiled in (("counts", True, True), ("routes", False, False), ("nonsense", False, True)):
-        metrics: dict[str, Any] = {}
-        batch = copy.deepcopy(whole)
-        if spoiled:
-            batch.batch[ROUTES] = torch.randint(1, EXPERTS, batch.batch[ROUTES].shape, dtype=torch.int16)
-        if not with_counts:
-            del batch.non_tensor_batch[COUNTS]
-        trainer = jobs.Held(site.config)
-        trainer._balance_batch(batch, metrics)
-        assert metrics["routepack/fallback"] == 0.0 and metrics["routepack/used"] == 1.0
-        assert COUNTS not in batch.non_tensor_batch
-        made[name] = said_in(batch), verl._LAYOUTS[trainer].cells.tolist()
-    assert made["counts"] == made["routes"] != made["nonsense"]
-
-
 def test_workers_without_the_hooks_give_the_same_samples_without_counts(rollouts: Rollouts) -> None:
     fields = set(read(rollouts.stored).keys())
     assert set(read(rollouts.stored_plain).keys()) | {COUNTS} == fields and COUNTS in fields
     for field in ("input_ids", "response_mask", "position_ids", ROUTES):
         mine, other = (read(meta, field)[field].unbind() for meta in (rollouts.stored, rollouts.stored_plain))
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True)), field
-    held, plain = rollouts.held, rollouts.held_plain
-    assert set(plain.non_tensor_batch) | {COUNTS} == set(held.non_tensor_batch)
-    assert COUNTS not in plain.non_tensor_batch
-    assert set(plain.batch.keys()) == set(held.batch.keys())
-    for field in plain.batch.keys():
-        assert torch.equal(held.batch[field], plain.batch[field]), field
 
 
-def test_nothing_is_counted_in_a_validation(site: jobs.Site) -> None:
-    stored = read(jobs.Stored(site.config, site.stored).validation("check"))
-    assert len(stored) == PROMPTS and ROUTES in stored.keys() and COUNTS not in stored.keys()
-    held = jobs.Held(site.config, site.held).rollout("check", validate=True)
-    assert ROUTES in held.batch.keys() and COUNTS not in held.non_tensor_batch
+# V0: batches come back from the workers, with the routes.
+
+
+@pytest.mark.usefixtures("planning")
+def test_a_batch_that_comes_back_is_counted_from_its_routes(site: jobs.Site, rollouts: Rollouts) -> None:
+    made = []
+    for spoiled in (False, True):
+        metrics: dict[str, Any] = {}
+        batch = copy.deepcopy(rollouts.held)
+        if spoiled:
+            batch.batch[ROUTES] = torch.randint(1, EXPERTS, batch.batch[ROUTES].shape, dtype=torch.int16)
+        trainer = jobs.Held(site.config)
+        trainer._balance_batch(batch, metrics)
+        assert metrics["routepack/fallback"] == 0.0 and metrics["routepack/used"] == 1.0
+        assert COUNTS not in batch.non_tensor_batch
+        made.append((said_in(batch), verl._LAYOUTS[trainer].cells.tolist()))
+    assert made[0] != made[1]
+
+
+def test_workers_of_agent_loops_are_shipped_as_without_routepack() -> None:
+    """Ray ships actor classes by value, with copies of the methods that they inherit. Hooks are not among them."""
+    shipped = {}
+    for order in ("before", "installed", "installed twice", "taken out again"):
+        if order.startswith("installed"):
+            verl.install(Settings(cost=COST))
+        if order == "taken out again":
+            verl.uninstall()
+        shipped[order] = ray.cloudpickle.dumps(AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    assert len(set(shipped.values())) == 1 and b"routepack" not in shipped["installed"]
+
+
+@pytest.mark.parametrize("trainers", [jobs.Held, jobs.Stored])
+def test_a_trainer_that_was_an_actor_class_before_can_be_shipped_with_hooks(trainers: Any) -> None:
+    actors = ray.remote(type("Trainer", (trainers,), {}))
+    for settings in (None, Settings(cost=COST), Settings(cost=COST, experts=8)):
+        if settings is not None:
+            verl.install(settings)
+        again = type("Again", (trainers,), {"_balance_batch": trainers._balance_batch})  # as Ray copies it
+        for cls in (actors.__ray_metadata__.modified_class, again):
+            assert ray.cloudpickle.loads(ray.cloudpickle.dumps(cls))
+    verl.uninstall()
+    assert ray.cloudpickle.dumps(again)

@@ -59,6 +59,14 @@ class ActorWorker(engine_workers.ActorRolloutRefWorker):
         self.actor: Any = types.SimpleNamespace(engine=engine)
         experts.of_model = lambda chunks: chunks[0]
 
+    @_register(dispatch_mode=_dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def lose(self, what: str) -> None:
+        """As on a node where a hook was refused, or the environment is not set."""
+        from routepack.adapters import verl, verl_worker
+
+        if self.rank == 1:
+            (verl._REPLACED if what == "hook" else verl_worker._REPLACED).put_back()
+
 
 class Trainer:
     def __init__(self, group: Any) -> None:
@@ -81,11 +89,11 @@ class Told:
         self.said.append([maps.tolist(), epoch])
 
 
-def main(hooks: bool) -> list[Any]:
+def main(hooks: bool) -> dict[str, list[Any]]:
     from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
     from verl.single_controller.ray.base import create_colocated_worker_cls
 
-    from routepack.adapters import verl_experts, verl_worker
+    from routepack.adapters import verl_cells, verl_experts, verl_worker
 
     verl_worker.install_methods(engine_workers)
     folder = str(pathlib.Path(__file__).parent)
@@ -113,8 +121,13 @@ def main(hooks: bool) -> list[Any]:
             session.said = []
     except Exception as error:
         heard.append(f"{type(error).__name__}: {error}")
+    cuts = []
+    for what in ("", "hook", "method"):
+        if what:
+            trainer.actor_rollout_wg.lose(what)
+        cuts.append(verl_cells._refusal(trainer.actor_rollout_wg))
     ray.shutdown()
-    return heard
+    return {"moves": heard, "cuts": cuts}
 
 
 if __name__ == "__main__":

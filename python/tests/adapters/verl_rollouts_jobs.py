@@ -37,6 +37,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from routepack.adapters import verl_cells
+
 PROMPTS, GROUP, DP, CAP = 8, 4, 4, 256
 LAYERS, EXPERTS, TOP_K = 3, 8, 2  #: layer 0 is dense
 PROMPT_WIDTH, ANSWER_WIDTH = 64, 96
@@ -165,7 +167,6 @@ class Site:
     stored: Any  #: verl's managers of agent loops, V1
     stored_plain: Any
     held: Any  #: V0
-    held_plain: Any
 
 
 @contextlib.contextmanager
@@ -193,12 +194,11 @@ def started(config: Any) -> Site:
         config,
         stored=to_the_queue(config, client),
         stored_plain=to_the_queue(one, client),
-        held=AgentLoopManager(config, client),
-        held_plain=AgentLoopManager(one, client),
+        held=AgentLoopManager(one, client),
     )
-    for manager in (site.stored_plain, site.held_plain):
-        manager.agent_loop_workers_class = Elsewhere(manager.agent_loop_workers_class, VERL_USE_EXTERNAL_MODULES="")
-    for manager in (site.stored, site.held, site.stored_plain, site.held_plain):
+    plain = Elsewhere(site.stored_plain.agent_loop_workers_class, VERL_USE_EXTERNAL_MODULES="")
+    site.stored_plain.agent_loop_workers_class = plain
+    for manager in (site.stored, site.held, site.stored_plain):
         asyncio.run(manager._init_agent_loop_workers())
     return site
 
@@ -211,6 +211,16 @@ def prompts(word: str) -> dict[str, Any]:
     return {"raw_prompt": said, "index": np.arange(PROMPTS), "uid": uid}
 
 
+class Workers:
+    """What trainers ask of their training ranks before a pass: they would run in this process."""
+
+    def __init__(self) -> None:
+        self._dispatch_info = {"actor": list(range(DP))}
+
+    def routepack_obeys(self) -> list[str]:
+        return [verl_cells.routepack_obeys(None)] * DP
+
+
 class Stored(v1.PPOTrainer):
     """verl's V1 trainer without what it starts."""
 
@@ -221,7 +231,7 @@ class Stored(v1.PPOTrainer):
         self.config, self.agent_loop_manager = config, manager
         self.use_critic, self.global_steps, self.trainer_mode = False, 1, "sync"
         self.tokenizer = types.SimpleNamespace(eos_token_id=256)
-        self.actor_rollout_wg = types.SimpleNamespace(_dispatch_info={"actor": list(range(DP))})
+        self.actor_rollout_wg = Workers()
 
     def rollout(self, word: str) -> Any:
         """Names of what all prompts have become, as `step` gets them."""
@@ -229,17 +239,6 @@ class Stored(v1.PPOTrainer):
         tu.assign_non_tensor_data(batch, "global_steps", 1)
         self._submit_batch_to_rollout(batch)
         return self.sampled(list(batch["uid"]), "train")
-
-    def validation(self, word: str) -> Any:
-        """As `_validate` does it."""
-        batch = tu.get_tensordict(prompts(word))
-        tu.assign_non_tensor_data(batch, "global_steps", 1)
-        tu.assign_non_tensor_data(batch, "validate", True)
-        names = list(batch["uid"])
-        tags = [{"is_prompt": True, "status": "pending", "global_steps": 1}] * len(names)
-        tq.kv_batch_put(keys=names, partition_id="val", tags=tags)
-        self.agent_loop_manager.generate_sequences(batch)
-        return self.sampled(names, "val")
 
     def sampled(self, prompts: list[str], partition: str) -> Any:
         until, said = time.monotonic() + PATIENCE_S, {"pending"}
@@ -259,14 +258,14 @@ class Held(v0.RayPPOTrainer):
 
     def __init__(self, config: Any, manager: Any = None) -> None:
         self.config, self.manager = config, manager
-        self.actor_rollout_wg = types.SimpleNamespace(_dispatch_info={"actor": list(range(DP))})
+        self.actor_rollout_wg = Workers()
 
-    def rollout(self, word: str, *, validate: bool = False) -> Any:
+    def rollout(self, word: str) -> Any:
         """As `fit` does it, up to the batch that is balanced."""
         said = prompts(word)
         batch: Any = DataProto.from_dict(tensors={"dummy": torch.zeros(PROMPTS, 1)}, non_tensors=said)
         asked: Any = self._get_gen_batch(batch)
-        asked.meta_info.update({"global_steps": 1, **({"validate": True} if validate else {})})
+        asked.meta_info["global_steps"] = 1
         made = self.manager.generate_sequences(asked.repeat(repeat_times=GROUP, interleave=True))
         made.meta_info.pop("timing")
         return batch.repeat(repeat_times=GROUP, interleave=True).union(made)
