@@ -22,6 +22,7 @@ class Counted:
 
     counts: npt.NDArray[Any]  #: uint16 or uint32 [L, E]
     recorded: npt.NDArray[np.int32]  #: int32 [L], rows that were counted
+    made_up: bool = False  #: a sample that only fills up a batch: it has no routes, and none are missing
 
 
 _FORM = 1  #: of what `pack_counts` makes; another one is not understood
@@ -90,7 +91,8 @@ def unpack_counts(
             )
     narrow = _narrow(counts)
     narrow[~real] = 0
-    return [Counted(some, seen) for some, seen in zip(narrow, recorded * real[:, None], strict=True)], k
+    recorded = recorded * real[:, None]
+    return [Counted(*one) for one in zip(narrow, recorded, (~real).tolist(), strict=True)], k
 
 
 class RouteCounts:

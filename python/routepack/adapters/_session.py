@@ -41,12 +41,12 @@ class StepWindow:
 
     def window(self, top_k: int, max_missing: float) -> tuple[Window, int]:
         """As the planner takes it, and how many samples had no routes. @raises FallBack"""
-        known = [counted for counted in self.routes if counted is not None and counted.recorded.any()]
-        missing = len(self.routes) - len(known)
-        if not known or missing > max_missing * len(self.routes):
+        wanted = [counted for counted in self.routes if counted is None or not counted.made_up]
+        known = [counted for counted in wanted if counted is not None and counted.recorded.any()]
+        missing = len(wanted) - len(known)
+        if not known or missing > max_missing * len(wanted):
             raise FallBack(
-                Reason.NO_ROUTES,
-                f"{missing} of {len(self.routes)} samples have no routes; is routing replay switched on?",
+                Reason.NO_ROUTES, f"{missing} of {len(wanted)} samples have no routes; is routing replay switched on?"
             )
         wide = any(counted.counts.dtype.itemsize > 2 for counted in known)
         layers, experts = known[0].counts.shape

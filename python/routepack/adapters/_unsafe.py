@@ -118,10 +118,10 @@ def _of_megatron(
         return Rule(frameworks, f"moe_router_load_balancing_type={loss}", (*given, on), refuse, why)
 
     def deepep(setting: str, *when: Condition) -> Rule:
-        loose = Condition(at("moe_router_dtype"), "other", ("fp32",))
+        loose = Condition(at("moe_router_dtype"), "other", ("fp32", "fp64"))
         why = (
-            "without moe_router_dtype=fp32, an expert whose probability is rounded to 0 ties with those that were not "
-            "chosen, and DeepEP breaks ties by slot"
+            "unless moe_router_dtype is fp32 or fp64, an expert whose probability is rounded to 0 ties with those that "
+            "were not chosen, and DeepEP breaks ties by slot"
         )
         return Rule(frameworks, setting, (*given, *when, loose), False, why, moving=True)
 

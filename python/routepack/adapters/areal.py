@@ -95,6 +95,11 @@ class Batch:
     top_k: int
 
     @property
+    def key_of_lengths(self) -> str:
+        """The same, too, when counts were taken away in between."""
+        return hashlib.blake2b(repr(self.sizes).encode() + self.lengths.tobytes(), digest_size=16).hexdigest()
+
+    @property
     def key(self) -> str:
         """The same for every pass over these samples."""
         made = hashlib.blake2b(repr(self.sizes).encode() + self.lengths.tobytes(), digest_size=16)
@@ -500,7 +505,8 @@ def _calling(original: Any, owner: Any) -> Any:
 def _is_policy(controller: Any) -> bool:
     """The one that trains, a reference or a teacher. A critic is another model, whose `ppo_update` is its own."""
     actors = sys.modules.get("areal.trainer.ppo.actor")
-    return actors is not None and isinstance(controller, actors.PPOActorController)
+    policy = getattr(actors, "PPOActorController", None)
+    return policy is not None and isinstance(controller, policy)
 
 
 def _planned(
@@ -518,7 +524,8 @@ def _planned(
     lack = _lack(actor, owner)  # in every pass: the plan may be one of a pass before
     batch = batch_of(items)
     dp, mini_batches = int(actor.parallel_strategy.dp_size), actor.config.ppo_n_minibatches
-    key: Hashable = (id(actor), dp, mini_batches, batch.key)
+    # Workers that must not see counts give trajectories back without them.
+    key: Hashable = (id(actor), dp, mini_batches, batch.key_of_lengths if lack else batch.key)
     if _MOVER is not None:
         _MOVER.follow(session, key)
 
@@ -633,7 +640,7 @@ def _promised(config: Any) -> bool:
 
 
 def _lack(controller: Any, owner: Any) -> str:
-    """Why workers cannot train parts of trajectories; empty: they can. Workers are asked once."""
+    """Why workers cannot train parts of trajectories; empty: they can. Workers are asked until they have answered."""
     if not _promised(controller.config):
         return f"set scheduling_spec.cmd to «{CMD}»"
     workers = [str(worker.id) for worker in controller.workers]
@@ -645,6 +652,8 @@ def _lack(controller: Any, owner: Any) -> str:
         owner.run_async_task(controller._call_workers, HOOK, [], {}, rpc_meta={"broadcast": False})
     except Exception as error:
         lack = f"asked for {HOOK}, one said {type(error).__name__}: {one_line(error)}; does it run «{CMD}»?"
+        if "attribute" not in str(error):
+            return lack  # not of the worker, but of the call: asked again in the next pass
     if workers:
         _ASKED[controller] = workers, lack
     return lack

@@ -69,6 +69,7 @@ _SESSIONS: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 _CHOSEN: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()  #: what a session was made for
 #: of policies made since `install`: workers that know where experts are; None: it has no optimizer
 _MOVERS: weakref.WeakKeyDictionary[Any, moves.Movers | None] = weakref.WeakKeyDictionary()
+_FAILED: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  #: steps that ended without a plan like that
 _REPLACED = Replaced()
 
 
@@ -203,13 +204,15 @@ def _sharding(original: Any, sliced: Any) -> Any:
 
 
 def _failed(now: _Pass, error: Exception) -> None:
-    """The session says it, once for as long as it stays the same, and counts it."""
+    """The session says it and counts it, once a step: the pass of training ends one."""
 
     def build() -> Step:
         raise error
 
     try:
-        session_of(now.policy, now.settings).run(build, lambda planned: None, key=("failed", str(error)))
+        number = _FAILED.get(now.policy, 0)
+        _FAILED[now.policy] = number + now.training
+        session_of(now.policy, now.settings).run(build, lambda planned: None, key=("failed", number))
     except Exception:
         _LOG.warning("routepack: NeMo RL's own packing is used: %s: %s", type(error).__name__, error)
 

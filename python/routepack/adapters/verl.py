@@ -88,6 +88,8 @@ def install(settings: Settings | None = None) -> None:
     :raises InvalidInput: when this verl has no such hooks, or a setting is wrong
     """
     chosen = settings or Settings.from_environment()
+    if chosen.enabled:
+        chosen.cost_model()
     uninstall()
     install_worker(module_of("verl", "verl.workers.engine.utils"))
     try:
@@ -127,8 +129,6 @@ def install_trainer(trainer: Any, settings: Settings | None = None, *, queue: An
     :param queue: the transfer_queue module, for trainers whose batches are names of what it stores
     """
     chosen = settings or Settings.from_environment()
-    if chosen.enabled:
-        chosen.cost_model()
     if _REPLACED.has(trainer):
         return
     need_function(
@@ -190,6 +190,10 @@ class _Held:
         hand here."""
         return None
 
+    def made_up(self, batch: Any) -> list[bool]:
+        """Which samples verl has made up to fill the batch: none."""
+        return []
+
     def routes(self, batch: Any, lengths: Sequence[int]) -> list[Any] | None:
         """Without the last token of each sample, which no engine routes."""
         if ROUTES not in batch.batch:
@@ -234,9 +238,11 @@ class _Stored:
         if COUNTS not in stored:
             return None
         packed = rows_of(stored[COUNTS]).numpy()
-        # Samples that verl makes up have zeros for routes, and copies of the other fields of a sample.
-        made_up = [bool(tag.get("is_padding")) for tag in batch.tags]
-        return packed, [None if skip else n - 1 for skip, n in zip(made_up, lengths, strict=True)]
+        return packed, [None if skip else n - 1 for skip, n in zip(self.made_up(batch), lengths, strict=True)]
+
+    def made_up(self, batch: Any) -> list[bool]:
+        """Those have zeros for routes, and copies of the other fields of a sample."""
+        return [bool(tag.get("is_padding")) for tag in batch.tags]
 
     def routes(self, batch: Any, lengths: Sequence[int]) -> list[Any] | None:
         try:
@@ -334,6 +340,7 @@ def _asking(original: Any, settings: Settings) -> Any:
     @functools.wraps(original)
     def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
         if settings.moves_itself:
+            settings.cost_model()  # ends the start as well
             verl_experts.ask(self)  # before the state is there; a refusal ends the start
             return original(self, *args, **kwargs)
         made = original(self, *args, **kwargs)
@@ -432,7 +439,7 @@ def _counted_before(
     kept = next((found for some in counted if (found := some.counts[:, 1:].any(axis=1)).any()), None)
     if kept is None:
         raise FallBack(Reason.NO_ROUTES, f"all {ROUTES} are zero")
-    return [Counted(some.counts[kept], some.recorded[kept]) for some in counted], top_k
+    return [Counted(some.counts[kept], some.recorded[kept], some.made_up) for some in counted], top_k
 
 
 def _counted_here(source: Any, batch: Any, lengths: npt.NDArray[np.int64], experts: int) -> tuple[list[Any], int]:
@@ -443,6 +450,9 @@ def _counted_here(source: Any, batch: Any, lengths: npt.NDArray[np.int64], exper
     if kept is None:
         raise FallBack(Reason.NO_ROUTES, f"all {ROUTES} are zero")
     counted = RouteCounts(experts=experts, layers=kept).of(routes, lengths=lengths.tolist())
+    for i in np.flatnonzero(source.made_up(batch)).tolist():
+        some = counted[i]
+        counted[i] = some and dataclasses.replace(some, made_up=True)
     return counted, int(routes[0].shape[2])
 
 
@@ -572,8 +582,11 @@ def _layers(routes: Any) -> list[int] | None:
 
 
 def _experts(config: Any) -> int:
-    name = look_up(config, "actor_rollout_ref.model.path")
-    return experts_of(str(name))
+    return experts_of(_path(config.actor_rollout_ref))
+
+
+def _path(config: Any) -> str:
+    return str(look_up(config, "model.path"))
 
 
 def megatron_findings(config: Any, settings: Settings) -> list[Finding]:
@@ -582,8 +595,8 @@ def megatron_findings(config: Any, settings: Settings) -> list[Finding]:
     if megatron is None or look_up(config, "actor.strategy") not in (None, "megatron"):
         return []
     said = dict(look_up(megatron, "override_transformer_config") or {})
-    if look_up(megatron, "vanilla_mbridge") and said.get(_COEFFICIENT):
-        said.setdefault(_BALANCING, "seq_aux_loss")  # as mbridge has it for GLM-4; verl's other bridge has none
+    if look_up(megatron, "vanilla_mbridge") and said.get(_COEFFICIENT) and "glm" in _path(config).lower():
+        said.setdefault(_BALANCING, "seq_aux_loss")  # as mbridge has it for GLM-4 alone; verl's other bridge has none
     return list(check_settings("megatron", said, allow=settings.allow, moving=settings.mode != "packing"))
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from routepack._errors import InvalidInput
+from routepack._errors import Error, InvalidInput
 from routepack.adapters import Settings, verl, verl_cells, verl_rollouts, verl_worker
 
 _LOG = logging.getLogger("routepack")
@@ -51,7 +51,7 @@ def _quietly(hook: Callable[[Any], object], module: Any) -> None:
     try:
         hook(module)
     except Exception as error:  # a training job goes on without plans
-        if isinstance(error, InvalidInput) and ".trainer." in module.__name__ and _moves():
+        if isinstance(error, Error) and ".trainer." in module.__name__ and _moves():
             raise
         optional = module.__name__ == verl_rollouts.MODULE or (
             module.__name__ in verl_worker.HOOKS and module.__name__ != verl_worker.METHODS and not _moves()

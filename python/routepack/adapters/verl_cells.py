@@ -108,7 +108,7 @@ def routepack_obeys(self: Any) -> str:
 
 
 def need_all(trainer: Any, names: Sequence[str] = GROUPS) -> None:
-    """Unless all workers that get batches with the column obey it, there is no plan. Asks them once a job.
+    """Unless all workers that get batches with the column obey it, there is no plan. Asks until they have answered.
 
     :param names: of the trainer's worker groups; those that share processes are asked once
     :raises FallBack: naming who does not
@@ -120,11 +120,15 @@ def need_all(trainer: Any, names: Sequence[str] = GROUPS) -> None:
             groups.append(group)
     known = _SAID.get(trainer)
     if known is None or len(known[0]) != len(groups) or any(a is not b for a, b in zip(known[0], groups, strict=True)):
-        known = _SAID[trainer] = groups, next((text for group in groups if (text := _refusal(group))), "")
-    if known[1]:
+        said, lasts = next((one for group in groups if (one := _refusal(group))[0]), ("", True))
+        if lasts:
+            _SAID[trainer] = groups, said
+    else:
+        said = known[1]
+    if said:
         raise FallBack(
             Reason.UNSUPPORTED,
-            f"workers without hooks: {known[1]}; wanted VERL_USE_EXTERNAL_MODULES=routepack.adapters.verl_auto in the "
+            f"workers without hooks: {said}; wanted VERL_USE_EXTERNAL_MODULES=routepack.adapters.verl_auto in the "
             "environment of all processes, before workers are made",
         )
 
@@ -134,22 +138,23 @@ def _same_processes(group: Any, other: Any) -> bool:
     return group is other or (bool(workers) and workers == getattr(other, "_workers", None))
 
 
-def _refusal(group: Any) -> str:
-    """Why not all workers of a group obey. Empty: they do."""
+def _refusal(group: Any) -> tuple[str, bool]:
+    """Why not all workers of a group obey, or nothing when they do; and whether that lasts: an error of the call may
+    not."""
+    call = getattr(group, OBEYS, None)
+    if not callable(call):
+        return f"{type(group).__name__} has no method {OBEYS}", True
     try:
-        call = getattr(group, OBEYS, None)
-        if not callable(call):
-            return f"{type(group).__name__} has no method {OBEYS}"
         said = list(call())
-    except Exception as error:  # workers without the method, in what Ray makes of that
+    except Exception as error:  # also workers without the method, in what Ray makes of that
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        return one_line(lines[-1])
+        return one_line(lines[-1]), False
     if not said:
-        return f"{type(group).__name__} has no workers"
+        return f"{type(group).__name__} has no workers", True
     for rank, text in enumerate(said):
         if text != "":
-            return f"rank {rank}, {one_line(text)}"
-    return ""
+            return f"rank {rank}, {one_line(text)}", True
+    return "", True
 
 
 __all__ = ["CELLS", "GROUPS", "MODULE", "OBEYS", "cells_of", "need_all", "no_cells", "rearranging", "rows_of"]

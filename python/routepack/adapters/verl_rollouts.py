@@ -11,6 +11,7 @@ Source: verl/experimental/agent_loop/agent_loop.py, verl/trainer/ppo/v1/agent_lo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from typing import Any
@@ -72,7 +73,8 @@ def _noting(original: Any) -> Any:
     @functools.wraps(original)
     def __init__(self: Any, trainer_config: Any, *args: Any, **kwargs: Any) -> None:
         original(self, trainer_config, *args, **kwargs)
-        _MODEL[:] = [str(look_up(getattr(trainer_config, "config", None), "actor_rollout_ref.model.path"))]
+        with contextlib.suppress(Exception):
+            _MODEL[:] = [str(look_up(trainer_config.config, "actor_rollout_ref.model.path"))]
 
     return __init__
 

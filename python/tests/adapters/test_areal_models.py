@@ -192,6 +192,53 @@ def test_workers_that_have_no_hook_though_their_cmd_says_so_get_areals_packing(
     assert areal.session().metrics["routepack/fallback"] == 0.0
 
 
+def test_a_step_of_workers_without_the_hook_is_one_step_though_counts_do_not_come_back(
+    monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, warned: Told
+) -> None:
+    """As AReaL's trainer does it: what `compute_advantages` gives back is what workers were given, without counts."""
+    actor = controller_of(unhooked=(2,))
+    install(monkeypatch, planner)
+    engine = actor.scheduler.kind
+    monkeypatch.setattr(engine, "compute_advantages", lambda self, data: [dict(one) for one in data], raising=False)
+    items = trajectories()
+    actor.compute_logp(items)
+    items = actor._custom_function_call("compute_advantages", items, rpc_meta={"broadcast": True})
+    assert not any(areal._counted(item) for item in items)
+    actor.ppo_update(items)
+    metrics = areal.session().metrics
+    assert metrics["routepack/steps"] == metrics["routepack/fallbacks"] == 1
+    assert len(warned()) == 1
+
+
+def test_an_error_of_the_question_costs_one_step(monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess) -> None:
+    actor = controller_of()
+    install(monkeypatch, planner)
+    call, calls = actor.scheduler.async_call_engine, []
+
+    async def failing_once(worker: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        calls.append(method)
+        if calls == [areal.HOOK]:
+            raise RuntimeError("connection reset")
+        return await call(worker, method, *args, **kwargs)
+
+    monkeypatch.setattr(actor.scheduler, "async_call_engine", failing_once)
+    found = []
+    for number in range(3):
+        actor.ppo_update(trajectories_of(Batch(seed=30 + number)))
+        found.append(areal.session().metrics["routepack/fallback"])
+    assert found == [Reason.UNSUPPORTED, 0.0, 0.0]
+
+
+def test_an_areal_without_such_controllers_packs_for_itself(
+    monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess
+) -> None:
+    actor = controller_of()
+    install(monkeypatch, planner)
+    monkeypatch.delattr(sys.modules["areal.trainer.ppo.actor"], "PPOActorController")
+    actor.ppo_update(trajectories(counted=False))
+    assert trained(actor, MINI) == list(range(BATCH.samples))
+
+
 def test_a_worker_whose_areal_has_no_hooks_starts_without_one_and_says_so(
     monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, warned: Told, lines: list[str]
 ) -> None:

@@ -292,10 +292,12 @@ def test_a_configuration_that_is_not_understood_is_a_reason(job: Callable[..., J
             return super().__getitem__(name)
 
     one.cfg["sequence_packing"] = Odd(one.cfg["sequence_packing"])
-    for _ in range(2):
+    for number in (1, 2):
+        one.logprob()
         assert rows(one.train()[0]) == own
-    (text,) = warned()
-    assert "KeyError: 'train_mb_tokens'" in text and one.metrics()["routepack/fallback"] == Reason.INTERNAL
+        (text,) = warned()
+        assert "KeyError: 'train_mb_tokens'" in text and one.metrics()["routepack/fallback"] == Reason.INTERNAL
+        assert one.metrics()["routepack/fallbacks"] == number
 
 
 def test_a_file_that_the_driver_cannot_read_is_a_reason(job: Callable[..., Job], warned: Told) -> None:

@@ -262,10 +262,15 @@ FOUND: list[tuple[str, bool, bool, Where]] = [
         "moe_flex_dispatcher_backend=deepep",
         False,
         True,
-        [("NeMo RL", {f"megatron_cfg.{name}": value for name, value in FLEX.items()})],  # with its fp64
+        [("NeMo RL", {f"megatron_cfg.{n}": value for n, value in {**FLEX, "moe_router_dtype": None}.items()})],
     ),
     ("moe_enable_deepep", False, True, plain(moe_enable_deepep=True, moe_token_dispatcher_type="flex")),
-    ("moe_enable_deepep", False, True, [("NeMo RL", {"megatron_cfg.moe_enable_deepep": True})]),
+    (
+        "moe_enable_deepep",
+        False,
+        True,
+        [("NeMo RL", {"megatron_cfg.moe_enable_deepep": True, "megatron_cfg.moe_router_dtype": None})],
+    ),
     (
         "custom_loss_function_path",
         False,
@@ -329,6 +334,7 @@ HARMLESS: list[Where] = [
     [("slime", {"moe_router_fusion": True, "use_rollout_routing_replay": False})],
     over(moe_router_num_groups=1, moe_router_group_topk=1),
     plain(moe_router_dtype="fp32", **FLEX),
+    [("NeMo RL", {"megatron_cfg.moe_enable_deepep": True, "megatron_cfg.moe_router_dtype": "fp64"})],
     plain(moe_router_dtype="fp32", moe_enable_deepep=True, moe_token_dispatcher_type="flex"),
     [("verl", {"actor.loss_agg_mode": "seq-mean-token-sum-norm", "actor.loss_scale_factor": 1024})],
     *([("verl", {**BYPASS, f"algorithm.rollout_correction.{name}": value})] for name, value in (

@@ -413,3 +413,18 @@ def test_samples_without_routes_are_warned_about_once_when_they_are_many(
         assert session.metrics["routepack/samples_without_routes"] == lost
     texts = warned()
     assert len(texts) == told and all(f"{lost} of 32 samples have no routes" in text for text in texts)
+
+
+def test_samples_that_only_fill_up_a_batch_are_not_missing(session: Session, warned: Told) -> None:
+    def build() -> Step:
+        step = step_of(Batch())
+        empty = [
+            dataclasses.replace(one, counts=one.counts * 0, recorded=one.recorded * 0, made_up=True)
+            for one in step.windows[0].routes[:12]
+            if one is not None
+        ]
+        first = dataclasses.replace(step.windows[0], routes=[*empty, *step.windows[0].routes[12:]])
+        return dataclasses.replace(step, windows=[first, *step.windows[1:]])
+
+    assert session.run(build, layouts) is not None
+    assert session.metrics["routepack/samples_without_routes"] == 0 and warned() == []

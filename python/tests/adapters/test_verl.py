@@ -36,7 +36,7 @@ try:
 except ImportError as error:
     pytest.skip(f"verl cannot be imported ({error}): the adapter was NOT run against it", allow_module_level=True)
 
-from routepack import InvalidInput, Placement  # noqa: E402
+from routepack import Error, InvalidInput, Placement  # noqa: E402
 from routepack.adapters import (  # noqa: E402
     PlannerProcess,
     Reason,
@@ -623,3 +623,24 @@ def test_the_module_that_verl_imports_hooks_what_is_there(monkeypatch: pytest.Mo
         assert trainer_module.RayPPOTrainer._balance_batch.__wrapped__
     finally:
         sys.meta_path[:] = finders
+
+
+def test_a_cost_file_that_the_trainers_node_does_not_have_is_a_reason_at_every_step(
+    monkeypatch: pytest.MonkeyPatch, warned: Told, own: tuple[Group, Any]
+) -> None:
+    """By the environment, as on a cluster where somebody forgot to copy it."""
+    monkeypatch.setenv("ROUTEPACK_COST", "/nowhere/cost.toml")
+    verl.install_trainer(trainer_module.RayPPOTrainer)
+    verl.install_worker(engine)
+    group = Group()
+    trainer = trainer_of(group)
+    _, metrics = step(trainer)
+    assert group.cells == own[0].cells and metrics["routepack/fallback"] == Reason.BAD_INPUT
+    (text,) = warned()
+    assert "/nowhere/cost.toml" in text
+
+
+def test_where_experts_are_to_move_a_missing_cost_file_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    verl.install_trainer(trainer_module.RayPPOTrainer, Settings(cost="/nowhere/cost.toml", mode="both"))
+    with pytest.raises(Error, match="/nowhere/cost.toml"):
+        trainer_of(Group())._load_checkpoint()

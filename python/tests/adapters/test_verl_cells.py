@@ -102,7 +102,11 @@ def test_a_worker_that_does_not_obey_leaves_every_step_to_verl(
         assert metrics["routepack/fallback"] == Reason.UNSUPPORTED and metrics["routepack/fallbacks"] == number
         (said,) = warned()
         assert "workers without hooks: " in said and f"{text}; wanted VERL_USE_EXTERNAL" in said and "\n" not in said
-    assert group.asked == 1
+    assert group.asked == (2 if isinstance(answer, Exception) else 1)
+    if isinstance(answer, Exception):  # an error of one call, and the job goes on with plans
+        group.answer = None
+        _, metrics = base.step(trainer)
+        assert metrics["routepack/fallback"] == 0.0 and metrics["routepack/passes"] == 4.0
 
 
 def test_workers_without_any_method_leave_every_step_to_verl(
@@ -269,5 +273,5 @@ def test_ranks_of_which_some_have_the_hook_do_not_wait_for_each_other(hooked: li
 def test_with_the_column_they_would() -> None:
     """So that the test above can fail: two collectives of different sizes, or kinds, never end well."""
     with pytest.raises(AssertionError):
-        made = run_ranks(cut, 2, [1], True, timeout=30.0)
+        made = run_ranks(cut, 2, [1], True, timeout=8.0)
         assert len(made[0][1]) == len(made[1][1]) and made[0][1] == [[4, 4], [8]]

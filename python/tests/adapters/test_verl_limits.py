@@ -246,10 +246,6 @@ def overrides(**values: Any) -> dict[str, Any]:
         (overrides(**{TYPE: "aux_loss", COEFFICIENT: 0.0}), []),
         (overrides(**{TYPE: "none"}), []),
         (overrides(**{COEFFICIENT: 0.01}), []),  # verl's engine says none
-        (
-            {**overrides(**{COEFFICIENT: 0.01}), "megatron.vanilla_mbridge": True},  # mbridge does not for GLM-4
-            [f"{TYPE}=seq_aux_loss"],
-        ),
         (overrides(**{Z: 0.001, "calculate_per_token_loss": True}), []),
         ({}, []),
     ],
@@ -269,6 +265,15 @@ def test_losses_of_microbatches_are_named_once_and_planned(
         assert len(said) == (len(named) if step == 1 else 0)
         for setting, line in zip(named, said, strict=False):
             assert line.startswith(f"verl: {setting}: ")
+
+
+@pytest.mark.parametrize(("model", "named"), [("GLM-4.5-Air", True), ("Qwen3-30B-A3B", False)])
+def test_mbridge_has_a_loss_for_glm_alone(model: str, named: bool) -> None:
+    more = {**overrides(**{COEFFICIENT: 0.01}), "megatron.vanilla_mbridge": True}
+    config = composed("megatron", {**megatron(ep=2), **more}).actor_rollout_ref
+    config.model.path = f"/models/{model}"
+    found = verl.megatron_findings(config, base.settings())
+    assert [one.setting for one in found] == [f"{TYPE}=seq_aux_loss"] * named
 
 
 def test_what_is_allowed_is_not_named(monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, warned: Told) -> None:

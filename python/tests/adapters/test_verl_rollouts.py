@@ -12,7 +12,7 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ from .conftest import shared  # noqa: E402
 from .verl_rollouts_jobs import DP, EXPERTS, GROUP, LAYERS, PROMPTS, TOP_K  # noqa: E402
 
 SAMPLES = PROMPTS * GROUP
+Told = Callable[[], list[str]]
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -165,7 +166,7 @@ def test_counts_lie_in_the_queue_beside_the_routes_that_they_count(rollouts: Rol
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.usefixtures("planning")
 def test_counts_alone_are_read_and_plan_what_routes_plan(
-    site: jobs.Site, rollouts: Rollouts, reads: list[tuple[int, list[str]]], padding: int
+    site: jobs.Site, rollouts: Rollouts, reads: list[tuple[int, list[str]]], warned: Told, padding: int
 ) -> None:
     """Also where verl fills the batch up: a sample that it makes has a copy of another's counts, and no routes."""
     made = {}
@@ -175,6 +176,7 @@ def test_counts_alone_are_read_and_plan_what_routes_plan(
         reads.clear()
         batch = jobs.Stored(site.config)._balance_batch(batch, metrics)
         assert metrics["routepack/fallback"] == 0.0 and metrics["routepack/used"] == 1.0
+        assert metrics["routepack/samples_without_routes"] == 0.0 and warned() == []
         assert [size for size, _ in reads] == [1] * bool(padding) + [SAMPLES]  # one: what verl makes copies of
         assert reads[-1] == (SAMPLES, [field])
         added = [bool(tag.get("is_padding")) for tag in batch.tags]

@@ -125,7 +125,7 @@ def main(hooks: bool) -> dict[str, list[Any]]:
     for what in ("", "hook", "method"):
         if what:
             trainer.actor_rollout_wg.lose(what)
-        cuts.append(verl_cells._refusal(trainer.actor_rollout_wg))
+        cuts.append(verl_cells._refusal(trainer.actor_rollout_wg)[0])
     ray.shutdown()
     return {"moves": heard, "cuts": cuts}
 
