@@ -237,6 +237,14 @@ class Session:
             self._finish(failure, made is not None, again, begin)
             return made
 
+    def failed(self, error: Exception, *, key: Hashable | None = None) -> None:
+        """A step that cannot be planned for a reason that `run` does not see: told and counted as if it did."""
+
+        def build() -> Step:
+            raise error
+
+        self.run(build, lambda planned: None, key=key)
+
     def close(self) -> None:
         """Ends the planner's process."""
         self._planner.close()

@@ -590,11 +590,7 @@ def _failed(error: Exception) -> None:
     if _SESSION is None:
         _warn(f"areal: the framework's own packing is used: {type(error).__name__}: {one_line(error)}")
         return
-
-    def build() -> Step:
-        raise error
-
-    _SESSION.run(build, lambda planned: None, key=("failed", _UPDATES))
+    _SESSION.failed(error, key=("failed", _UPDATES))
 
 
 def _warn(text: str) -> None:

@@ -325,8 +325,12 @@ def _decide(
         active.moved = None
         try:  # the other ranks wait: nothing may end this one here
             active.session = active.session or _session(active)
-            _follow(active)
-            made = active.session.run(build, export)
+            try:
+                _follow(active)
+            except Exception as error:
+                active.session.failed(error)
+            else:
+                made = active.session.run(build, export)
         except Exception as error:
             _LOG.warning("routepack: Megatron's own packing is used: %s: %s", type(error).__name__, error)
     return _received(made, ranks, plans=True)

@@ -205,14 +205,10 @@ def _sharding(original: Any, sliced: Any) -> Any:
 
 def _failed(now: _Pass, error: Exception) -> None:
     """The session says it and counts it, once a step: the pass of training ends one."""
-
-    def build() -> Step:
-        raise error
-
     try:
         number = _FAILED.get(now.policy, 0)
         _FAILED[now.policy] = number + now.training
-        session_of(now.policy, now.settings).run(build, lambda planned: None, key=("failed", number))
+        session_of(now.policy, now.settings).failed(error, key=("failed", number))
     except Exception:
         _LOG.warning("routepack: NeMo RL's own packing is used: %s: %s", type(error).__name__, error)
 

@@ -178,12 +178,12 @@ def split_train_data(self: Any, data: Any) -> Any:
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         own = build(*args, **kwargs)  # what it raises is slime's to raise
+        session = session_of(self)
         try:
-            session = session_of(self)
             given = inspect.signature(build).bind(*args, **kwargs).arguments
             _follow(self, session)
         except Exception as error:
-            _LOG.warning("routepack: slime's own packing is used: %s: %s", type(error).__name__, error)
+            session.failed(error)
             return own
         made = session.run(
             lambda: step_of(given["args"], given["train_parallel_config"], given["total_lengths"], own, data),
@@ -383,7 +383,7 @@ def _logged(manager: Any, settings: Settings) -> Settings:
     try:
         tracker = importlib.import_module("slime.observability.logging_utils").log
         number = importlib.import_module("slime.observability.metric_utils").compute_rollout_step
-    except (AttributeError, ImportError):
+    except Exception:  # whatever importing trackers may raise: then metrics stay in the session
         return settings
 
     def log(metrics: Any, step: int) -> None:

@@ -311,6 +311,28 @@ def test_slime_goes_on_as_before_when_the_planner(
         process.close()
 
 
+def test_what_goes_wrong_before_the_plan_is_told_and_counted(
+    module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, planner: PlannerProcess, warned: Told
+) -> None:
+    shared(monkeypatch, planner)
+    batch = Batch()
+    args = arguments(batch)
+    own = schedule_of(module.RolloutManager(args, PARALLEL)._split_train_data_by_dp(data_of(batch)))
+    slime.install(Settings(cost=COST, **PATIENT), module=module)
+    manager = module.RolloutManager(args, PARALLEL)
+
+    def failing(manager: Any, session: Any) -> None:
+        raise RuntimeError("actors said nonsense")
+
+    monkeypatch.setattr(slime, "_follow", failing)
+    for number in (1, 2):
+        assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) == own
+        metrics = slime.session_of(manager).metrics
+        assert metrics["routepack/fallback"] == Reason.INTERNAL and metrics["routepack/fallbacks"] == number
+        (text,) = warned()
+        assert "actors said nonsense" in text
+
+
 @pytest.mark.parametrize(("how", "reason"), [("STOP", Reason.DEADLINE), ("KILL", Reason.PLANNER_DIED)])
 def test_a_planner_that_is_killed_or_stopped_costs_one_step_at_most(
     module: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch, warned: Told, how: str, reason: Reason
