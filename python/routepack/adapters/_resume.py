@@ -41,7 +41,9 @@ def _away(folder: pathlib.Path) -> str:
         placement = load_placement(folder).placement
     except Error as error:
         return str(error)
-    return "" if placement == home_of(placement) else f"{path}: found experts that had moved when the checkpoint was saved"
+    if placement == home_of(placement):
+        return ""
+    return f"{path}: found experts that had moved when the checkpoint was saved"
 
 
 def _stamped(folder: pathlib.Path) -> bool:

@@ -25,6 +25,7 @@ class Counted:
     made_up: bool = False  #: a sample that only fills up a batch: it has no routes, and none are missing
 
 
+COUNTS = "routepack_counts"  #: the column with what `pack_counts` makes
 _FORM = 1  #: of what `pack_counts` makes; another one is not understood
 _HEAD = 5  #: columns before the counts
 

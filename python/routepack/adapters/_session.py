@@ -32,6 +32,15 @@ _PLACEMENT_OF_MODE = {"packing": "keep", "placement": "sticky", "both": "joint"}
 _MANY_MISSING = 0.05  # share of samples without routes that is worth a warning
 
 
+def warn(text: str) -> None:
+    """A `RoutePackWarning`, of whoever called what calls this. Never raises."""
+    try:
+        warnings.warn(text, RoutePackWarning, stacklevel=4)
+    except Warning:  # -W error must not end a step
+        with contextlib.suppress(Exception):
+            _LOG.warning("%s", text)
+
+
 @dataclass(frozen=True, eq=False)
 class StepWindow:
     """The samples of one optimizer step, in the order in which the plan will number them."""
@@ -145,7 +154,7 @@ class Session:
                     f"{finding.text}; remove it, or accept that with allow=({finding.setting!r},)"
                 )
             else:
-                self._warn(f"{framework}: {finding.text}")
+                warn(f"{framework}: {finding.text}")
         if self._refused is None:
             self._planner.start()
 
@@ -202,7 +211,7 @@ class Session:
             self._fallbacks += self.metrics.get("routepack/fallback", 0.0) == 0.0
             self.metrics["routepack/fallback"] = float(Reason.PLACEMENT)
             self.metrics["routepack/fallbacks"] = float(self._fallbacks)
-            self._warn(f"{self.framework}, step {self._steps}: experts were not moved, the layout is used: {text}")
+            warn(f"{self.framework}, step {self._steps}: experts were not moved, the layout is used: {text}")
 
     def run(
         self,
@@ -284,7 +293,7 @@ class Session:
         missing, samples = sum(few for _, few in pairs), sum(len(window.routes) for window in step.windows)
         if missing > _MANY_MISSING * samples and not self._missing_told:
             self._missing_told = True
-            self._warn(
+            warn(
                 f"{self.framework}, step {self._steps}: {missing} of {samples} samples have no routes, and count as no "
                 "expert load; routepack/samples_without_routes goes on counting them"
             )
@@ -350,7 +359,7 @@ class Session:
         metrics["routepack/ms_adapter"] = metrics.get("routepack/ms_adapter", 0.0) + 1e3 * (time.perf_counter() - begin)
         if failure is not None and failure.reason != Reason.OFF:
             if not (failure.reason == Reason.SETTINGS and self._refusal_told):
-                self._warn(f"{self.framework}, step {self._steps}: the framework's own packing is used: {failure}")
+                warn(f"{self.framework}, step {self._steps}: the framework's own packing is used: {failure}")
             self._refusal_told |= failure.reason == Reason.SETTINGS
         if self.settings.on_metrics is not None and (not again or failure is not None):
             try:
@@ -358,9 +367,3 @@ class Session:
             except Exception as error:
                 _LOG.warning("on_metrics raised %s: %s", type(error).__name__, error)
 
-    def _warn(self, text: str) -> None:
-        try:
-            warnings.warn(text, RoutePackWarning, stacklevel=4)
-        except Warning:  # -W error must not end a step
-            with contextlib.suppress(Exception):
-                _LOG.warning("%s", text)

@@ -32,7 +32,6 @@ import hashlib
 import logging
 import math
 import sys
-import warnings
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ import numpy.typing as npt
 
 from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
-from routepack._errors import InvalidInput, RoutePackWarning
+from routepack._errors import InvalidInput
 from routepack._replay import count_routes_report
 from routepack.adapters import _resume, _session, areal_experts, areal_mover
 from routepack.adapters._hooks import Replaced, module_of, need_function
@@ -102,7 +101,7 @@ class Batch:
     @property
     def key(self) -> str:
         """The same for every pass over these samples."""
-        made = hashlib.blake2b(repr(self.sizes).encode() + self.lengths.tobytes(), digest_size=16)
+        made = hashlib.blake2b(self.key_of_lengths.encode(), digest_size=16)
         for counted in self.counted:
             made.update(b"-" if counted is None else counted.counts.tobytes())
         return made.hexdigest()
@@ -570,7 +569,7 @@ def _may_share(controller: Any, actor: Any, owner: Any) -> bool:
     if lack and controller not in _TOLD and not _lack(actor, owner):
         _TOLD.add(controller)
         role = getattr(controller, "_worker_role", "another model")
-        _warn(f"areal: {role}: its passes use AReaL's own packing: workers do not know the hook: {lack}")
+        _session.warn(f"areal: {role}: its passes use AReaL's own packing: workers do not know the hook: {lack}")
     return not lack
 
 
@@ -588,16 +587,9 @@ def _session_of(actor: Any) -> Session:
 def _failed(error: Exception) -> None:
     """A pass that could not be planned for another reason than its plan: warned about and counted as a step."""
     if _SESSION is None:
-        _warn(f"areal: the framework's own packing is used: {type(error).__name__}: {one_line(error)}")
+        _session.warn(f"areal: the framework's own packing is used: {type(error).__name__}: {one_line(error)}")
         return
     _SESSION.failed(error, key=("failed", _UPDATES))
-
-
-def _warn(text: str) -> None:
-    try:
-        warnings.warn(text, RoutePackWarning, stacklevel=4)
-    except Warning:  # -W error must not end a step
-        _tell(text)
 
 
 def _tell(text: str) -> None:

@@ -43,7 +43,7 @@ from routepack.adapters import nemo_rl_rollouts as rollouts
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, module_of, need_function, run_script
 from routepack.adapters._reasons import FallBack, Reason
-from routepack.adapters._routes import Counted, RouteCounts, unpack_counts
+from routepack.adapters._routes import COUNTS, Counted, RouteCounts, unpack_counts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
 from routepack.adapters._topology import topology_of_sizes
@@ -432,9 +432,9 @@ def _counted_before(
     try:
         # Not by `read_from_dataplane`, which takes the second dimension of whatever it reads for tokens, and pads it.
         stored = now.policy.dp_client.get_samples(
-            sample_ids=now.meta.sample_ids, partition_id=now.meta.partition_id, select_fields=[rollouts.COUNTS]
+            sample_ids=now.meta.sample_ids, partition_id=now.meta.partition_id, select_fields=[COUNTS]
         )
-        packed = host_array(stored[rollouts.COUNTS], rollouts.COUNTS)
+        packed = host_array(stored[COUNTS], COUNTS)
         return unpack_counts(packed, experts=experts, rows=lengths.tolist())
     except Exception as error:  # an actor without RoutePack, other settings there: the routes say it all
         _LOG.debug("routepack: routes are counted on the driver: %s", error)

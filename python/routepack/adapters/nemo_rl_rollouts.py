@@ -13,11 +13,10 @@ from typing import Any
 
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, need_function, plain_class, with_global
-from routepack.adapters._routes import pack_counts
+from routepack.adapters._routes import COUNTS, pack_counts
 from routepack.adapters._unsafe import look_up
 
 _LOG = logging.getLogger("routepack")
-COUNTS = "routepack_counts"
 ROUTES = "routed_experts"
 _WRITE = "kv_first_write"
 

@@ -21,7 +21,6 @@ import dataclasses
 import functools
 import logging
 import math
-import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -33,19 +32,19 @@ import numpy.typing as npt
 
 from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
-from routepack._errors import InvalidInput, RoutePackWarning
+from routepack._errors import InvalidInput
 from routepack.adapters import verl_cells, verl_experts, verl_rollouts, verl_worker
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, module_of, need_function
 from routepack.adapters._reasons import FallBack, Reason
-from routepack.adapters._routes import Counted, RouteCounts, unpack_counts
-from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
+from routepack.adapters._routes import COUNTS, Counted, RouteCounts, unpack_counts
+from routepack.adapters._session import PlannedStep, Session, Step, StepWindow, warn
 from routepack.adapters._settings import Settings
 from routepack.adapters._topology import topology_of_sizes
 from routepack.adapters._unsafe import Finding, check_settings, look_up
 from routepack.adapters.verl_cells import CELLS as CELLS
 from routepack.adapters.verl_cells import no_cells, rearranging, rows_of
-from routepack.adapters.verl_rollouts import COUNTS, ROUTES
+from routepack.adapters.verl_rollouts import ROUTES
 
 _LOG = logging.getLogger("routepack")
 PASSES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
@@ -169,7 +168,7 @@ def session_of(trainer: Any, settings: Settings | None = None) -> Session:
     _SESSIONS[trainer] = chosen, session
     for finding in megatron_findings(config, chosen):
         if chosen.enabled and not finding.refuse:
-            _warn(f"verl: {finding.text}")
+            warn(f"verl: {finding.text}")
     if trainer in _LOADED:
         session.resume(_LOADED[trainer].physical_to_logical, 0)
     return session
@@ -598,13 +597,6 @@ def megatron_findings(config: Any, settings: Settings) -> list[Finding]:
     if look_up(megatron, "vanilla_mbridge") and said.get(_COEFFICIENT) and "glm" in _path(config).lower():
         said.setdefault(_BALANCING, "seq_aux_loss")  # as mbridge has it for GLM-4 alone; verl's other bridge has none
     return list(check_settings("megatron", said, allow=settings.allow, moving=settings.mode != "packing"))
-
-
-def _warn(text: str) -> None:
-    try:
-        warnings.warn(text, RoutePackWarning, stacklevel=3)
-    except Warning:  # -W error must not end a step
-        _LOG.warning("%s", text)
 
 
 def _dp(trainer: Any) -> int:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from routepack._errors import InvalidInput
 from routepack.adapters._hooks import module_of
 from routepack.adapters._reasons import FallBack, Reason, one_line
-from routepack.adapters.verl_rollouts import COUNTS
+from routepack.adapters._routes import COUNTS
 
 MODULE, FUNCTION = "verl.workers.engine.utils", "rearrange_micro_batches"
 #: int64 [N, 4]: microbatch, counted over all mini-batches; first one and number of those of its mini-batch; cap

@@ -21,13 +21,12 @@ import numpy.typing as npt
 
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, module_of, need_function
-from routepack.adapters._routes import no_counts, pack_counts
+from routepack.adapters._routes import COUNTS, no_counts, pack_counts
 from routepack.adapters._settings import Settings
 from routepack.adapters._unsafe import look_up
 
 _LOG = logging.getLogger("routepack")
 MODULE = "verl.experimental.agent_loop.agent_loop"
-COUNTS = "routepack_counts"
 ROUTES = "routed_experts"
 
 _REPLACED = Replaced()

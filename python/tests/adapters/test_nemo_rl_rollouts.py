@@ -430,7 +430,7 @@ def test_a_nemo_rl_without_the_hook_is_told_and_planned_all_the_same(
     else:
         method = {} if how == "no method" else {"rollout_to_tq": _writing_otherwise}
         plane.rollouts.SyncRolloutActor = type("SyncRolloutActor", (), method)
-    log = nemo_rl._LOG  # AReaL, imported by other tests, switches it off and has the root of all replaced
+    log = nemo_rl._LOG  # AReaL, which other tests import, configures logging anew and replaces the root of all loggers
     monkeypatch.setattr(log, "disabled", False)
     monkeypatch.setattr(log, "handlers", [caplog.handler])
     monkeypatch.setattr(log, "level", logging.INFO)

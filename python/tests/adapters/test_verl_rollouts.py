@@ -38,7 +38,8 @@ from on_ray.ray_cluster import local_cluster  # noqa: E402
 
 from routepack import count_routes_batch  # noqa: E402
 from routepack.adapters import PlannerProcess, Settings, verl  # noqa: E402
-from routepack.adapters.verl_rollouts import COUNTS, ROUTES  # noqa: E402
+from routepack.adapters._routes import COUNTS  # noqa: E402
+from routepack.adapters.verl_rollouts import ROUTES  # noqa: E402
 
 from .batches import COST, PATIENT  # noqa: E402
 from .conftest import shared  # noqa: E402
