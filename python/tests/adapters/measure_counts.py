@@ -48,7 +48,8 @@ def main(samples: int = 256, tokens: int = 2048) -> None:
     assert there is not None and there[1] == counted[1] == TOP_K
     for one, other in zip(there[0], counted[0], strict=True):
         assert np.array_equal(one.counts, other.counts) and np.array_equal(one.recorded, other.recorded)
-    print(f"{samples} of {tokens} tokens: {routes.nbytes / 1e6:.0f} MB routes, {counts.nbytes / 1e6:.1f} MB counts")
+    sizes = f"{routes.nbytes / 1e6:.0f} MB of routes, {counts.nbytes / 1e6:.1f} MB of counts"
+    print(f"{samples} samples of {tokens} tokens: {sizes}")
     print(f"counted where a rollout ends: {each:.2f} ms each")
     print(f"the driver reads counts: {before:.0f} ms; reads routes and counts them: {here:.0f} ms")
     transfer_queue.close()
