@@ -45,9 +45,16 @@ def test_any_number_of_ranks_and_threads_comes_to_the_same_plan(flavour, effort,
 def test_what_is_wrong_is_said_once(flavour, tmp_path):
     argv = [launch.program("routepack", flavour), *arguments(tmp_path / "x.json", "--effort", "frantic")]
     job = launch.launch(flavour, 3, argv, timeout=60)
-    assert job.returncode not in (None, 0)  # Hydra may report the ranks that it killed then
+    assert job.returncode == 2
     assert job.stderr.count("routepack: error:") == 1 and "--effort" in job.stderr
     assert not (tmp_path / "x.json").exists()
+
+
+def test_what_goes_wrong_on_rank_0_alone_is_the_status_of_the_job(flavour, tmp_path):
+    argv = [launch.program("routepack", flavour), *arguments(tmp_path / "missing" / "x.json", "--effort", "fast")]
+    job = launch.launch(flavour, 3, argv, timeout=60)
+    assert job.returncode == 2 and job.leftovers == []
+    assert job.stderr.count("routepack: error:") == 1 and "missing/x.json" in job.stderr
 
 
 SIGNALLED = """\

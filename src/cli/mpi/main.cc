@@ -18,6 +18,8 @@ namespace routepack::cli {
 namespace {
 
 constexpr const char* kName = ROUTEPACK_PROGRAM;
+/// In this time ranks fail that fail for the same reason.
+constexpr std::chrono::milliseconds kAllFail{500};
 
 int overview(const MpiWorld& world) {
   fmt::print(
@@ -52,9 +54,11 @@ int main(int argc, char** argv) {
       fmt::print(stderr, "{}: error: rank {}: MPI does not return from a call; a peer may have died\n", kName, rank);
     });
     const int status = run_rank(argc, argv, world);
-    if (status == kFine) return status;
-    // The launcher ends all ranks as soon as one has left; rank 0 is the one that says why, and others may fail, too.
-    if (world.transport().rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    // Ranks that fail together end together, and the launcher tells their status. Otherwise it ends all of them as soon
+    // as one has left: the others give rank 0, which says why, the time to fail, too.
+    const auto leaving = std::chrono::steady_clock::now() + kAllFail;
+    if (status == kFine || world.all_end(kAllFail)) return status;
+    if (world.transport().rank() != 0) std::this_thread::sleep_until(leaving);
     world.leave(status);
   });
 }

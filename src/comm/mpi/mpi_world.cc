@@ -44,7 +44,7 @@ class MpiWorld::Impl {
   }
   ~Impl() {
     const bool unwinding = std::uncaught_exceptions() > 0;
-    if (unwinding || !transport_ || !transport_->say_goodbye(kGoodbye)) return;
+    if (unwinding || !transport_ || !(ending_ || all_end(kGoodbye))) return;
     const Watchdog::Call call(transport_->watchdog());
     MPI_Finalize();
   }
@@ -52,9 +52,11 @@ class MpiWorld::Impl {
   Impl& operator=(const Impl&) = delete;
 
   MpiTransport& transport() { return *transport_; }
+  bool all_end(std::chrono::milliseconds patience) noexcept { return ending_ = transport_->say_goodbye(patience); }
 
  private:
   std::optional<MpiTransport> transport_;
+  bool ending_ = false;  // every rank is about to call MPI_Finalize
 };
 
 MpiWorld::MpiWorld(int& argc, char**& argv) : impl_(std::make_unique<Impl>(argc, argv)) {
@@ -81,6 +83,10 @@ std::string MpiWorld::library() const {
   line.resize(std::min(line.find('\n'), line.size()));
   std::ranges::replace(line, '\t', ' ');
   return line;
+}
+
+bool MpiWorld::all_end(std::chrono::milliseconds patience) noexcept {
+  return impl_->all_end(patience);
 }
 
 void MpiWorld::leave(int status) noexcept {

@@ -40,8 +40,11 @@ class MpiWorld {
   void when_stuck(std::chrono::milliseconds limit, std::function<void()> then);
   /// First line of the library's own description of itself.
   [[nodiscard]] std::string library() const;
-  /// Ends the process at once, without MPI_Finalize, destructors or exit handlers: the way out after a failure. Stdio
-  /// is flushed. A launcher without recovery options then ends the other ranks.
+  /// After a failure: true when every rank comes to this point, or to the destructor, within `patience`. The process
+  /// then ends by itself, through the destructor, and the launcher tells its status. Otherwise leave() is the way out.
+  [[nodiscard]] bool all_end(std::chrono::milliseconds patience) noexcept;
+  /// Ends the process at once, without MPI_Finalize, destructors or exit handlers. Stdio is flushed. A launcher without
+  /// recovery options then ends the other ranks, and Hydra may tell how it did so in place of `status`.
   [[noreturn]] void leave(int status) noexcept;
 
  private:
