@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import runpy
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from routepack._errors import InvalidInput
@@ -66,6 +67,16 @@ def with_global(function: Any, name: str, value: Any) -> Callable[..., Any]:
     return made
 
 
+@contextlib.contextmanager
+def or_nothing(uninstall: Callable[[], object]) -> Iterator[None]:
+    """An installation that fails half-way leaves no hook behind."""
+    try:
+        yield
+    except BaseException:
+        uninstall()
+        raise
+
+
 _ABSENT = object()
 
 
@@ -110,8 +121,8 @@ def run_script(install: Callable[[], object], usage: str) -> None:
     """`python -m routepack.adapters.X script.py arguments`: installs, then runs the script as if it were alone."""
     if len(sys.argv) < 2:
         raise SystemExit(usage)
-    install()
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))  # the framework may lie beside it
+    install()
     runpy.run_path(script, run_name="__main__")

@@ -17,7 +17,7 @@ METRICS: Mapping[str, str] = {
     "routepack/ms_routes": "counting routes and building windows, milliseconds",
     "routepack/ms_planner": "from the request to the plan, milliseconds",
     "routepack/ms_check": "reading and checking the plan, milliseconds",
-    "routepack/ms_moves": "in `on_placement`, milliseconds",
+    "routepack/ms_moves": "in `on_placement`, or in the adapter's calls to workers that move experts, milliseconds",
     "routepack/ms_adapter": "all that RoutePack added to the step, milliseconds",
 }
 """Of the adapters. With a plan come the metrics of the plan (docs/python.md); of several windows their means."""

@@ -96,6 +96,27 @@ def unpack_counts(
     return [Counted(*one) for one in zip(narrow, recorded, (~real).tolist(), strict=True)], k
 
 
+def without_dense_layers(counted: Sequence[Counted | None]) -> list[Counted | None]:
+    """Engines that send all layers send zeros for dense ones, so that no row names an expert but the first: layers with
+    experts alone. As it is where samples have different layers, or none has routes.
+
+    >>> one = Counted(np.array([[3, 0], [2, 1]], dtype=np.uint16), np.array([3, 3], dtype=np.int32))
+    >>> [some.counts.tolist() for some in without_dense_layers([one]) if some]
+    [[[2, 1]]]
+    """
+    known = [some for some in counted if some is not None]
+    if len({some.counts.shape for some in known}) != 1:
+        return list(counted)
+    kept = np.zeros(known[0].counts.shape[0], dtype=bool)
+    for some in known:
+        kept |= some.counts[:, 1:].any(axis=1)
+        if kept.all():
+            return list(counted)
+    if not kept.any():
+        return list(counted)
+    return [some and Counted(some.counts[kept], some.recorded[kept], some.made_up) for some in counted]
+
+
 class RouteCounts:
     """Counts of routes, remembered for as long as the routes live.
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from routepack._core import Constraints, Placement, Plan, PlanParams, Topology, Window
+from routepack._core import Constraints, Placement, Plan, Topology, Window
 from routepack._errors import RoutePackWarning
 from routepack.adapters._metrics import mean_metrics
 from routepack.adapters._process import PlannerProcess, PlanReply, PlanRequest
@@ -24,7 +24,7 @@ from routepack.adapters._reasons import FallBack, Reason, fall_back_of
 from routepack.adapters._routes import Counted
 from routepack.adapters._schedule import BadSchedule, Rules, check_placement, check_schedule
 from routepack.adapters._settings import Settings
-from routepack.adapters._unsafe import check_settings
+from routepack.adapters._unsafe import check_settings, remedy
 
 T = TypeVar("T")
 _LOG = logging.getLogger("routepack")
@@ -142,6 +142,7 @@ class Session:
         self._refusal_told = False
         self._missing_told = False
         self._current: npt.NDArray[np.int32] | None = None
+        settings.check()
         self._cost = settings.cost_model() if settings.enabled else None
         if settings.enabled and settings.current:
             self._current = Placement.load(settings.current).physical_to_logical.copy()
@@ -150,9 +151,7 @@ class Session:
             return
         for finding in check_settings(framework, config, allow=settings.allow, moving=settings.mode != "packing"):
             if finding.refuse:
-                self._refused = self._refused or (
-                    f"{finding.text}; remove it, or accept that with allow=({finding.setting!r},)"
-                )
+                self._refused = self._refused or f"{finding.text}; {remedy(finding)}"
             else:
                 warn(f"{framework}: {finding.text}")
         if self._refused is None:
@@ -273,13 +272,7 @@ class Session:
         if not windows:
             raise FallBack(Reason.UNSUPPORTED, "a step without samples")
         counted = time.perf_counter()
-        params = PlanParams(
-            placement=_PLACEMENT_OF_MODE[self.settings.mode],
-            effort=self.settings.effort,
-            deadline_ms=self.settings.deadline_ms,
-            threads=self.settings.threads,
-            seed=self.settings.seed,
-        )
+        params = self.settings.params(_PLACEMENT_OF_MODE[self.settings.mode])
         request = PlanRequest(
             windows, step.topology, step.capacity, self._cost, step.constraints, params, self._current
         )

@@ -293,7 +293,7 @@ def check_settings(
 ) -> Sequence[Finding]:
     """What of a framework's configuration does not go with plans.
 
-    :param framework: 'slime', 'nemo_rl', 'megatron', 'verl' or 'areal'
+    :param framework: 'slime', 'nemo_rl', 'megatron', 'verl' or 'areal'; nothing is known of others
     :param config: attributes or mappings, under the framework's names. slime: its arguments; Megatron-Core: the
         TransformerConfig; NeMo RL: `policy`; verl: `actor_rollout_ref`, with `algorithm` beside `actor` (what is in
         `actor.megatron.override_transformer_config` is Megatron-Core's); AReaL: `{"actor": …}`
@@ -313,6 +313,11 @@ def check_settings(
         and (moving or not rule.moving)
         and all(condition.holds(config) for condition in rule.when)
     ]
+
+
+def remedy(finding: Finding) -> str:
+    """What a user can do about a setting that is refused."""
+    return f"remove it, or accept that with allow=({finding.setting!r},)"
 
 
 def _members(found: Any) -> list[Any]:

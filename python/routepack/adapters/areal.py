@@ -45,9 +45,9 @@ from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack._replay import count_routes_report
 from routepack.adapters import _resume, _session, areal_experts, areal_mover
-from routepack.adapters._hooks import Replaced, module_of, need_function
+from routepack.adapters._hooks import Replaced, module_of, need_function, or_nothing
 from routepack.adapters._reasons import FallBack, Reason, one_line
-from routepack.adapters._routes import Counted
+from routepack.adapters._routes import Counted, without_dense_layers
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
 from routepack.adapters._topology import topology_of_sizes
@@ -136,10 +136,14 @@ def install(settings: Settings | None = None, *, workers: bool = False) -> None:
     """
     global _SETTINGS, _WORKERS
     chosen = settings or Settings.from_environment()
-    if chosen.enabled:
-        chosen.cost_model()
+    chosen.check()
     uninstall()
     _SETTINGS, _WORKERS = chosen, workers
+    with or_nothing(uninstall):
+        _install(chosen)
+
+
+def _install(chosen: Settings) -> None:
     owner = module_of("areal", "areal.infra.controller.train_controller")
     controller = owner.TrainController
     original = need_function(
@@ -276,33 +280,38 @@ def session() -> Session | None:
     return _SESSION
 
 
-def counts_of(response: Any, *, layers: int, experts: int) -> dict[str, Any]:
-    """What a workflow adds to its result: `result.update(areal.counts_of(response, layers=48, experts=128))`.
+def counts_of(response: Any, *, layers: int, experts: int, top_k: int | None = None) -> dict[str, Any]:
+    """What a workflow adds to its result: `result.update(areal.counts_of(response, layers=48, experts=128, top_k=8))`.
 
     Nothing where the engine gave no routes (`rollout.return_routed_experts`, SGLang): that sample has none. All samples
     of a batch need the same keys, so use it for all or for none.
 
     :param response: a `ModelResponse`; its routes are int32 [rows, layers * k], of which the last ones count
+    :param layers: that the engine sends; dense ones among them, whose rows are zeros, are left out by the controller
+    :param top_k: None: as `layers` says, which then has to be right
+    :raises InvalidInput: for routes of another shape
     """
     import torch
 
     tokens = len(response.input_tokens) + len(response.output_tokens)
     flat = response.routed_experts
-    counts, recorded, top_k = np.zeros((layers, experts), np.int32), np.zeros(layers, np.int32), 0
+    counts, recorded, found_k = np.zeros((layers, experts), np.int32), np.zeros(layers, np.int32), 0
     if flat is not None and tokens > 1:
         rows = np.asarray(flat)
-        if rows.ndim != 2 or rows.shape[1] % layers or len(rows) < tokens - 1:
+        found_k = rows.shape[1] // layers if rows.ndim == 2 and rows.shape[1] % layers == 0 else 0
+        if not found_k or found_k != (top_k or found_k) or len(rows) < tokens - 1:
             raise InvalidInput(
-                f"areal: found routes of shape {list(rows.shape)}, wanted [{tokens - 1} or more, {layers} * k]"
+                f"areal: found routes of shape {list(rows.shape)}, wanted [{tokens - 1} or more, {layers} * "
+                f"{top_k or 'k'}]"
             )
-        top_k = rows.shape[1] // layers
         # Segments of an interrupted answer stand behind one another; each repeats the prefix.
-        found, report = count_routes_report(rows[len(rows) - tokens + 1 :].reshape(-1, layers, top_k), experts=experts)
+        last = rows[len(rows) - tokens + 1 :].reshape(-1, layers, found_k)
+        found, report = count_routes_report(last, experts=experts)
         counts, recorded = found.astype(np.int32), np.asarray(report.recorded, dtype=np.int32)
     return {
         COUNTS: torch.from_numpy(counts)[None, :, :, None],
         RECORDED: torch.from_numpy(recorded)[None, :, None],
-        TOP_K: torch.tensor([[top_k]], dtype=torch.int32),
+        TOP_K: torch.tensor([[found_k]], dtype=torch.int32),
     }
 
 
@@ -324,7 +333,7 @@ def batch_of(items: Sequence[dict[str, Any]]) -> Batch:
         for some, rows in zip(counts, recorded, strict=True):
             kind = np.uint16 if some.max(initial=0) < 1 << 16 else np.uint32
             counted.append(Counted(some.astype(kind), rows.astype(np.int32)) if rows.any() else None)
-    return Batch(sizes, np.array(lengths, dtype=np.int64), counted, top_k)
+    return Batch(sizes, np.array(lengths, dtype=np.int64), without_dense_layers(counted), top_k)
 
 
 def optimizer_steps(items: Sequence[Any], batch: Batch, dp: int, mini_batches: int, dispatch: Any) -> list[list[int]]:

@@ -82,19 +82,26 @@ def install(settings: Settings | None = None, config: Any = None, *, module: Any
     """Makes Megatron's scheduler plan. Call it on every rank with the same settings; twice takes the new ones.
 
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
-    :param config: the TransformerConfig: parallel sizes, num_moe_experts, moe_router_topk
+    :param config: the TransformerConfig: parallel sizes, num_moe_experts, moe_router_topk; needed unless switched off
     :param module: instead of megatron.core.datasets.data_schedule
     :raises InvalidInput: when this Megatron-Core has no such scheduler, or a setting is wrong
     """
     global _ACTIVE
     chosen = settings or Settings.from_environment()
-    if chosen.enabled:
-        chosen.cost_model()
+    chosen.check()
     owner = module or module_of("megatron", "megatron.core.datasets.data_schedule")
     packing = _packing_schedulers(owner)
     hybrid = getattr(owner, "HybridCPDataLoaderWrapper", None)
     if not packing and hybrid is None:
         raise InvalidInput(f"megatron: {owner.__name__}: found no scheduler_map and no HybridCPDataLoaderWrapper")
+    if chosen.enabled and config is None:
+        raise InvalidInput("config: found none, wanted the TransformerConfig: parallel sizes, num_moe_experts")
+    wrap = getattr(owner, "wrap_data_iterator", None)
+    if chosen.enabled and chosen.mode != "packing" and wrap is None:
+        raise InvalidInput(
+            f"megatron: {owner.__name__}: found no wrap_data_iterator, where experts would move on all ranks; wanted "
+            f"mode='packing' instead of {chosen.mode!r}"
+        )
     uninstall()
     with _LOCK:
         _ACTIVE = _Active(chosen, config)
@@ -102,7 +109,6 @@ def install(settings: Settings | None = None, config: Any = None, *, module: Any
         _REPLACED.put(owner.scheduler_map, key, _planning(scheduler))
     if hybrid is not None:
         _REPLACED.put(hybrid, "__next__", _hybrid_next(hybrid.__next__))
-    wrap = getattr(owner, "wrap_data_iterator", None)
     if wrap is not None:
         replacement = _moving(wrap)
         for user in list(sys.modules.values()):

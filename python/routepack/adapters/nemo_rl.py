@@ -41,7 +41,7 @@ from routepack._errors import InvalidInput
 from routepack.adapters import nemo_rl_moves as moves
 from routepack.adapters import nemo_rl_rollouts as rollouts
 from routepack.adapters._experts import experts_of
-from routepack.adapters._hooks import Replaced, module_of, need_function, run_script
+from routepack.adapters._hooks import Replaced, module_of, need_function, or_nothing, run_script
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import COUNTS, Counted, RouteCounts, unpack_counts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
@@ -91,17 +91,22 @@ def install(
     :raises InvalidInput: when this NeMo RL has no such hooks, or a setting is wrong
     """
     chosen = (settings or Settings.from_environment()).with_cost_text()
-    if chosen.enabled:
-        chosen.cost_model()
+    chosen.check()
     policies = policy_module or module_of("nemo_rl", "nemo_rl.models.policy.lm_policy")
     data = data_module or module_of("nemo_rl", "nemo_rl.distributed.batched_data_dict")
-    policy, batch = policies.Policy, data.BatchedDataDict
     uninstall()
+    with or_nothing(uninstall):
+        _install(chosen, policies, data, _data_plane(policy_module), registry_module, groups_module)
+
+
+def _install(
+    chosen: Settings, policies: Any, data: Any, plane: Any, registry_module: Any, groups_module: Any
+) -> None:
+    policy, batch = policies.Policy, data.BatchedDataDict
     need_function("nemo_rl", policy, "_shard_for_train", ["self", "data", "batch_size"], calls="shard_by_batch_size")
     need_function("nemo_rl", policy, "_shard_for_logprob", ["self", "data"], calls="shard_by_batch_size")
     need_function("nemo_rl", batch, "shard_by_batch_size", ["self", "shards", "batch_size", "sequence_packing_args"])
     need_function("nemo_rl", batch, "select_indices", ["self", "indices"])
-    plane = _data_plane(policy_module)
     if chosen.mode == "packing" or chosen.on_placement is None:
         _wrap_start(policy, chosen, registry_module, groups_module)
     _wrap(policy, "_shard_for_train", lambda f: _marked(f, chosen, training=True))

@@ -32,7 +32,7 @@ import numpy as np
 from routepack import exporters
 from routepack._core import Constraints, Placement
 from routepack._errors import InvalidInput
-from routepack.adapters._hooks import module_of, need_function, plain_class, run_script, with_global
+from routepack.adapters._hooks import module_of, need_function, or_nothing, plain_class, run_script, with_global
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import RouteCounts
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
@@ -71,10 +71,14 @@ def install(settings: Settings | None = None, *, module: Any = None, group_modul
     :raises InvalidInput: when this slime has no such hook, or a setting is wrong
     """
     chosen = (settings or Settings.from_environment()).with_cost_text()
-    if chosen.enabled:
-        chosen.cost_model()
+    chosen.check()
     owner = module or module_of("slime", "slime.ray.rollout")
     manager = plain_class(owner.RolloutManager)
+    with or_nothing(lambda: uninstall(module=module, group_module=group_module)):
+        _install(chosen, owner, manager, group_module)
+
+
+def _install(chosen: Settings, owner: Any, manager: Any, group_module: Any) -> None:
     if chosen.moves_itself:
         inner = getattr(manager, "routepack_split", None)
         split = inner if inner is not None else inspect.getattr_static(manager, _SPLIT, None)

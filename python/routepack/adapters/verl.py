@@ -35,13 +35,13 @@ from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack.adapters import verl_cells, verl_experts, verl_rollouts, verl_worker
 from routepack.adapters._experts import experts_of
-from routepack.adapters._hooks import Replaced, module_of, need_function
+from routepack.adapters._hooks import Replaced, module_of, need_function, or_nothing
 from routepack.adapters._reasons import FallBack, Reason
-from routepack.adapters._routes import COUNTS, Counted, RouteCounts, unpack_counts
+from routepack.adapters._routes import COUNTS, Counted, RouteCounts, unpack_counts, without_dense_layers
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow, warn
 from routepack.adapters._settings import Settings
 from routepack.adapters._topology import topology_of_sizes
-from routepack.adapters._unsafe import Finding, check_settings, look_up
+from routepack.adapters._unsafe import Finding, check_settings, look_up, remedy
 from routepack.adapters.verl_cells import CELLS as CELLS
 from routepack.adapters.verl_cells import no_cells, rearranging, rows_of
 from routepack.adapters.verl_rollouts import ROUTES
@@ -87,9 +87,13 @@ def install(settings: Settings | None = None) -> None:
     :raises InvalidInput: when this verl has no such hooks, or a setting is wrong
     """
     chosen = settings or Settings.from_environment()
-    if chosen.enabled:
-        chosen.cost_model()
+    chosen.check()
     uninstall()
+    with or_nothing(uninstall):
+        _install(chosen)
+
+
+def _install(chosen: Settings) -> None:
     install_worker(module_of("verl", "verl.workers.engine.utils"))
     try:
         verl_worker.install_methods(module_of("verl", verl_worker.METHODS))
@@ -97,7 +101,7 @@ def install(settings: Settings | None = None) -> None:
         if chosen.moves_itself:
             raise
         _LOG.warning("routepack: workers cannot be asked about microbatches: %s", error)
-    install_trainer(module_of("verl", "verl.trainer.ppo.ray_trainer").RayPPOTrainer, settings)
+    install_trainer(module_of("verl", "verl.trainer.ppo.ray_trainer").RayPPOTrainer, chosen)
     try:
         verl_rollouts.install(settings=chosen)
     except InvalidInput as error:
@@ -106,7 +110,7 @@ def install(settings: Settings | None = None) -> None:
         stored = module_of("verl", "verl.trainer.ppo.v1.trainer_base")
     except InvalidInput:
         return  # an older verl, or no TransferQueue
-    install_trainer(stored.PPOTrainer, settings, queue=stored.tq)
+    install_trainer(stored.PPOTrainer, chosen, queue=stored.tq)
 
 
 def install_worker(module: Any) -> None:
@@ -339,7 +343,7 @@ def _asking(original: Any, settings: Settings) -> Any:
     @functools.wraps(original)
     def _load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
         if settings.moves_itself:
-            settings.cost_model()  # ends the start as well
+            settings.check()  # ends the start as well
             verl_experts.ask(self)  # before the state is there; a refusal ends the start
             return original(self, *args, **kwargs)
         made = original(self, *args, **kwargs)
@@ -414,7 +418,7 @@ def _build(trainer: Any, batch: Any, source: Any, settings: Settings) -> Step:
     limits = limits_of(config, dp)
     for finding in megatron_findings(config, settings):
         if finding.refuse:
-            raise FallBack(Reason.SETTINGS, f"{finding.text}; remove it, or accept that with allow")
+            raise FallBack(Reason.SETTINGS, f"{finding.text}; {remedy(finding)}")
     if settings.mode != "placement":
         verl_cells.need_all(trainer, source.groups)
     experts = settings.experts or _experts(trainer.config)
@@ -434,11 +438,9 @@ def _counted_before(
     except Exception as error:  # workers without the hooks, other settings there: the routes say it all
         _LOG.debug("routepack: routes are counted on the driver: %s", error)
         return None
-    # Dense layers are zeros: no row names an expert but the first.
-    kept = next((found for some in counted if (found := some.counts[:, 1:].any(axis=1)).any()), None)
-    if kept is None:
+    if not any(some.counts[:, 1:].any() for some in counted):
         raise FallBack(Reason.NO_ROUTES, f"all {ROUTES} are zero")
-    return [Counted(some.counts[kept], some.recorded[kept], some.made_up) for some in counted], top_k
+    return [some for some in without_dense_layers(counted) if some is not None], top_k
 
 
 def _counted_here(source: Any, batch: Any, lengths: npt.NDArray[np.int64], experts: int) -> tuple[list[Any], int]:

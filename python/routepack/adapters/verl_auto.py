@@ -2,8 +2,8 @@
 """Imported by verl in all of its processes when VERL_USE_EXTERNAL_MODULES names it: installs `routepack.adapters.verl`.
 
 verl is being imported itself at that moment, and most of its processes need no hook. Each hook therefore waits for the
-module it goes into. One that does not fit leaves verl as it is, with a warning; where experts are to move, a trainer's
-ends the start.
+module it goes into. One that does not fit leaves verl as it is, with a warning. A trainer's ends the start where
+experts are to move, and where a setting is wrong.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ def _quietly(hook: Callable[[Any], object], module: Any) -> None:
 
 
 def _moves() -> bool:
+    """Whether experts are to move. Nobody knows what wrong settings want: then, too."""
     try:
         return Settings.from_environment().moves_itself
     except InvalidInput:
-        return False
+        return True
 
 
 def wait() -> None:

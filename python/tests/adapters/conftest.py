@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from routepack import RoutePackWarning
-from routepack.adapters import PlannerProcess
+from routepack.adapters import PlannerProcess, Settings
 
 
 @pytest.fixture(scope="session")
@@ -38,8 +39,8 @@ def warned() -> Iterator[Callable[[], list[str]]]:
 
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("COST", "MODE", "ENABLED", "DEADLINE_MS", "GRACE_MS", "EXPERTS", "ALLOW", "EFFORT", "SEED"):
-        monkeypatch.delenv(f"ROUTEPACK_{name}", raising=False)
+    for field in dataclasses.fields(Settings):
+        monkeypatch.delenv(f"ROUTEPACK_{field.name.upper()}", raising=False)
 
 
 def shared(monkeypatch: pytest.MonkeyPatch, planner: Any) -> None:

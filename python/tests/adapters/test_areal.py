@@ -482,6 +482,33 @@ def test_hooks_go_in_once_and_out_again() -> None:
     assert now() == before
 
 
+def test_an_installation_that_is_refused_leaves_areal_as_it_was() -> None:
+    before = controllers.TrainController._custom_function_call
+    with pytest.raises(InvalidInput, match=r"current: found x\.json"):
+        areal.install(Settings(cost=COST, mode="both", current="x.json"))
+    assert controllers.TrainController._custom_function_call is before and areal._SETTINGS is None
+
+
+def test_dense_layers_among_the_routes_are_left_out() -> None:
+    routes = np.array([[[0, 0], [1, 2], [0, 3]], [[0, 0], [0, 1], [1, 0]]], np.int32)
+    response = types.SimpleNamespace(input_tokens=[1, 2], output_tokens=[3], routed_experts=routes.reshape(2, 6))
+    mask = {"attention_mask": torch.ones((1, 3), dtype=torch.bool)}
+    none = types.SimpleNamespace(input_tokens=[1, 2], output_tokens=[3], routed_experts=None)
+    items = [{**mask, **areal.counts_of(some, layers=3, experts=4, top_k=2)} for some in (none, response)]
+    batch = areal.batch_of(items)
+    assert batch.counted[0] is None and batch.top_k == 2
+    assert batch.counted[1] is not None and batch.counted[1].counts.tolist() == [[1, 2, 1, 0], [2, 1, 0, 1]]
+    assert batch.counted[1].recorded.tolist() == [2, 2]
+
+
+def test_another_number_of_layers_than_the_engines_is_noticed() -> None:
+    response = types.SimpleNamespace(input_tokens=[1, 2], output_tokens=[3], routed_experts=np.ones((2, 8), np.int32))
+    for layers in (2, 8):
+        with pytest.raises(InvalidInput, match=rf"found routes of shape \[2, 8\], wanted \[2 or more, {layers} \* 2\]"):
+            areal.counts_of(response, layers=layers, experts=4, top_k=2)
+    assert int(areal.counts_of(response, layers=4, experts=4, top_k=2)[areal.TOP_K]) == 2
+
+
 def test_routes_of_the_wrong_shape_are_refused() -> None:
     response = types.SimpleNamespace(input_tokens=[1, 2], output_tokens=[3], routed_experts=np.zeros((1, 4), np.int32))
     with pytest.raises(InvalidInput, match=r"found routes of shape \[1, 4\], wanted \[2 or more, 2 \* k\]"):

@@ -410,6 +410,31 @@ def test_a_megatron_without_schedulers_is_refused() -> None:
         megatron.install(Settings(cost=COST), module=types.ModuleType("empty"))
 
 
+@pytest.mark.parametrize("mode", ["placement", "both"])
+@pytest.mark.parametrize("how", ["attach", "on_placement"])
+def test_moves_are_refused_where_ranks_do_not_meet_to_move(mode: str, how: str) -> None:
+    """Megatron-Core 0.16.1 has hybrid context parallelism alone: plans would be for a placement that never comes."""
+    from megatron.core.datasets import data_schedule
+
+    if hasattr(data_schedule, "wrap_data_iterator"):
+        pytest.skip("this Megatron-Core has it")
+    before = data_schedule.HybridCPDataLoaderWrapper.__next__
+    mover = None if how == "attach" else lambda placement, epoch: None
+    with pytest.raises(InvalidInput, match=rf"found no wrap_data_iterator.*mode='packing' instead of '{mode}'"):
+        megatron.install(Settings(cost=COST, mode=mode, on_placement=mover), configuration())
+    assert data_schedule.HybridCPDataLoaderWrapper.__next__ is before and not megatron.installed()
+    megatron.install(Settings(mode=mode, enabled=False), configuration())
+    megatron.uninstall()
+
+
+def test_a_configuration_is_needed_unless_switched_off() -> None:
+    with pytest.raises(InvalidInput, match="config: found none"):
+        megatron.install(Settings(cost=COST))
+    assert not megatron.installed()
+    megatron.install(Settings(enabled=False))
+    megatron.uninstall()
+
+
 def test_hooks_go_in_once_and_out_again() -> None:
     from megatron.core.datasets import data_schedule
 

@@ -248,6 +248,13 @@ def test_a_planner_that_fails_leaves_the_step_to_the_framework(
         bad.close()
 
 
+def test_switched_off_a_missing_cost_file_does_not_matter(job: Callable[..., Job], warned: Told) -> None:
+    one = job(cost="/nowhere/cost.toml", enabled=False)
+    own = rows(one.train()[0])
+    one.install()
+    assert rows(one.train()[0]) == own and warned() == []
+
+
 def test_a_step_after_the_planner_was_killed_is_planned(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, warned: Told
 ) -> None:

@@ -200,6 +200,27 @@ def test_switched_off_it_is_slime(job: Callable[..., Any], warned: Told) -> None
     assert warned() == [] and slime.session_of(manager).metrics["routepack/fallback"] == Reason.OFF
 
 
+def test_switched_off_a_missing_cost_file_does_not_matter(warned: Told) -> None:
+    module, batch = like(), Batch()
+    own = schedule_of(module.RolloutManager(arguments(batch), PARALLEL)._split_train_data_by_dp(data_of(batch)))
+    slime.install(Settings(cost="/nowhere/cost.toml", enabled=False), module=module)
+    manager = module.RolloutManager(arguments(batch), PARALLEL)
+    assert schedule_of(manager._split_train_data_by_dp(data_of(batch))) == own
+    assert warned() == [] and slime.session_of(manager).metrics["routepack/fallback"] == Reason.OFF
+
+
+def test_an_installation_that_is_refused_leaves_slime_as_it_was() -> None:
+    module = like()
+    group = type("RayTrainGroup", (), {"_allocate_gpus_for_actor": lambda self: self._actor_cls})
+    before = vars(group)["_allocate_gpus_for_actor"]
+    module.build_dp_schedule = lambda args: None
+    with pytest.raises(InvalidInput, match="build_dp_schedule: found parameters args"):
+        slime.install(
+            Settings(cost=COST), module=module, group_module=types.SimpleNamespace(RayTrainGroup=group)
+        )
+    assert vars(group)["_allocate_gpus_for_actor"] is before
+
+
 def test_installing_twice_and_taking_out_leaves_slime_as_it_was() -> None:
     module = like()
     before = module.RolloutManager._split_train_data_by_dp

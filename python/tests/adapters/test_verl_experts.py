@@ -444,7 +444,7 @@ def test_another_verl_is_refused_by_what_is_missing() -> None:
     verl.install_trainer(bare, Settings(cost=COST))
 
 
-def test_the_module_that_verl_imports_ends_a_start_that_asks_for_moves_in_vain(
+def test_the_module_that_verl_imports_ends_a_start_with_wrong_settings_or_moves_that_cannot_be(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ROUTEPACK_COST", COST)
@@ -462,6 +462,12 @@ def test_the_module_that_verl_imports_ends_a_start_that_asks_for_moves_in_vain(
         monkeypatch.setenv("ROUTEPACK_MODE", "both")
         with pytest.raises(InvalidInput, match="_balance_batch"):
             verl_auto._quietly(hook, other)
+        for name, wrong in (("MODE", "bogus"), ("DEADLINE_MS", "soon"), ("EFFORT", "turbo")):
+            monkeypatch.setenv("ROUTEPACK_MODE", "packing")
+            monkeypatch.setenv(f"ROUTEPACK_{name}", wrong)
+            with pytest.raises(InvalidInput, match=f"{name.lower()}: found '{wrong}'"):
+                verl_auto._quietly(hook, other)
+            monkeypatch.delenv(f"ROUTEPACK_{name}")
     finally:
         sys.meta_path[:] = finders
 
