@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import logging
 import os
 import runpy
 import sys
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from routepack._errors import InvalidInput
+
+_LOG = logging.getLogger("routepack")
 
 
 def module_of(framework: str, name: str) -> Any:
@@ -68,13 +71,18 @@ def with_global(function: Any, name: str, value: Any) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def or_nothing(uninstall: Callable[[], object]) -> Iterator[None]:
-    """An installation that fails half-way leaves no hook behind."""
+def or_nothing(uninstall: Callable[[], object], *, switched_off: bool = False) -> Iterator[None]:
+    """An installation that fails half-way leaves no hook behind.
+
+    :param switched_off: a hook that is missing is one line of the log, since the framework is to run as it is
+    """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         uninstall()
-        raise
+        if not (switched_off and isinstance(error, InvalidInput)):
+            raise
+        _LOG.warning("routepack: switched off; checkpoints with moved experts are not looked for: %s", error)
 
 
 _ABSENT = object()
@@ -123,6 +131,6 @@ def run_script(install: Callable[[], object], usage: str) -> None:
         raise SystemExit(usage)
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))  # the framework may lie beside it
+    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))  # as Python does; the framework may lie beside it
     install()
     runpy.run_path(script, run_name="__main__")

@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import threading
 import time
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from routepack._core import Constraints, Placement, Plan, Topology, Window
-from routepack._errors import RoutePackWarning
 from routepack.adapters._metrics import mean_metrics
 from routepack.adapters._process import PlannerProcess, PlanReply, PlanRequest
 from routepack.adapters._reasons import FallBack, Reason, fall_back_of
@@ -25,20 +23,12 @@ from routepack.adapters._routes import Counted
 from routepack.adapters._schedule import BadSchedule, Rules, check_placement, check_schedule
 from routepack.adapters._settings import Settings
 from routepack.adapters._unsafe import check_settings, remedy
+from routepack.adapters._warning import warn
 
 T = TypeVar("T")
 _LOG = logging.getLogger("routepack")
 _PLACEMENT_OF_MODE = {"packing": "keep", "placement": "sticky", "both": "joint"}
 _MANY_MISSING = 0.05  # share of samples without routes that is worth a warning
-
-
-def warn(text: str) -> None:
-    """A `RoutePackWarning`, of whoever called what calls this. Never raises."""
-    try:
-        warnings.warn(text, RoutePackWarning, stacklevel=4)
-    except Warning:  # -W error must not end a step
-        with contextlib.suppress(Exception):
-            _LOG.warning("%s", text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +158,7 @@ class Session:
             return cls(settings, framework=framework, config=config, planner=planner)
         except Exception as error:
             made = cls(dataclasses.replace(settings, enabled=False), framework=framework, planner=planner)
-            made.settings = settings
+            made.settings = settings.without_missing_functions()
             found = fall_back_of(error)
             # a file that is not there is no bug
             reason = Reason.BAD_INPUT if isinstance(error, OSError) else found.reason

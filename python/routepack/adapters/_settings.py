@@ -8,17 +8,22 @@ import difflib
 import importlib
 import numbers
 import os
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routepack._core import CostModel, Placement, PlanParams
-from routepack._errors import InvalidInput, RoutePackWarning
+from routepack._errors import InvalidInput
+from routepack.adapters._warning import warn
 
 MODES = ("packing", "placement", "both")
 MOST_EXPERTS = 1 << 16
+LONGEST_MS = 1_000_000_000
 _PREFIX = "ROUTEPACK_"
+_FUNCTIONS = ("on_placement", "on_metrics")
 _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
+
+
+_FOUND: dict[str, Callable[..., Any] | InvalidInput] = {}  # of this process: modules run once, also those that fail
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +39,21 @@ class Named:
 
     def find(self) -> Callable[..., Any]:
         """The function. @raises InvalidInput"""
+        found = _FOUND.get(self.name)
+        if found is None:
+            found = _FOUND[self.name] = self._found()
+        if isinstance(found, InvalidInput):
+            raise found
+        return found
+
+    def _found(self) -> Callable[..., Any] | InvalidInput:
         module, _, function = self.name.partition(":")
         try:
             found = getattr(importlib.import_module(module), function)
-        except Exception as error:
-            raise InvalidInput(f"{self.name}: cannot be imported ({type(error).__name__}: {error})") from error
+        except (Exception, SystemExit) as error:
+            return InvalidInput(f"{self.name}: cannot be imported ({type(error).__name__}: {error})")
         if not callable(found):
-            raise InvalidInput(f"{self.name}: found a {type(found).__name__}, wanted a function")
+            return InvalidInput(f"{self.name}: found a {type(found).__name__}, wanted a function")
         made: Callable[..., Any] = found
         return made
 
@@ -76,15 +89,17 @@ class Settings:
     """Gets the metrics of every step, and its number."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _expect_kind(field.name, getattr(self, field.name), field.default)
+        _expect_kind("enabled", self.enabled, True)
         if not self.enabled:
             return  # nothing else has to be right to switch off
+        for field in dataclasses.fields(Settings):
+            value = _expect_kind(field.name, getattr(self, field.name), field.default)
+            object.__setattr__(self, field.name, value)
         if self.mode not in MODES:
             raise InvalidInput(f"mode: found {self.mode!r}, wanted one of {', '.join(MODES)}")
         for name in ("deadline_ms", "grace_ms", "start_ms"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}: found {getattr(self, name)}, wanted 1 or more milliseconds")
+            if not 1 <= getattr(self, name) <= LONGEST_MS:
+                raise InvalidInput(f"{name}: found {getattr(self, name)}, wanted 1 to {LONGEST_MS} milliseconds")
         if not 0 <= self.experts <= MOST_EXPERTS:
             raise InvalidInput(f"experts: found {self.experts}, wanted 1 to {MOST_EXPERTS}, or 0")
         if not 0.0 <= self.max_missing <= 1.0:
@@ -96,9 +111,9 @@ class Settings:
         return PlanParams(
             placement=placement,
             effort=self.effort,
-            deadline_ms=int(self.deadline_ms),
-            threads=int(self.threads),
-            seed=int(self.seed),
+            deadline_ms=self.deadline_ms,
+            threads=self.threads,
+            seed=self.seed,
         )
 
     @property
@@ -112,7 +127,7 @@ class Settings:
             raise InvalidInput(f"mode: found {self.mode!r} without on_placement, wanted what moves the experts")
 
     def cost_model(self) -> CostModel:
-        """The cost file, read. @raises InvalidInput"""
+        """The cost file, read. @raises Error"""
         if not self.cost:
             raise InvalidInput("cost: found none, wanted the path of a cost file, see docs/formats.md")
         return CostModel.parse(self.cost) if "\n" in self.cost else CostModel.load(self.cost)
@@ -124,33 +139,43 @@ class Settings:
         return dataclasses.replace(self, cost=self.cost_model().to_toml() + "\n")
 
     def check(self) -> None:
-        """What the settings name is there, in this process: the cost file, functions. @raises InvalidInput"""
+        """What the settings name is there, in this process: the cost file, functions. @raises Error"""
         if not self.enabled:
             return
         self.cost_model()
-        for name in ("on_placement", "on_metrics"):
+        for name in _FUNCTIONS:
             given = getattr(self, name)
             if isinstance(given, Named):
                 try:
                     given.find()
                 except InvalidInput as error:
-                    raise InvalidInput(f"{name}: {error}") from error
+                    raise InvalidInput(f"{name}: {error}") from None
+
+    def without_missing_functions(self) -> Settings:
+        """The same without functions that are named and not there, which would be told again at every step."""
+        gone: dict[str, Any] = {}
+        for name in _FUNCTIONS:
+            given = getattr(self, name)
+            if isinstance(given, Named):
+                try:
+                    given.find()
+                except InvalidInput:
+                    gone[name] = None
+        return dataclasses.replace(self, **gone) if gone else self
 
     @staticmethod
     def from_mapping(values: Mapping[str, Any]) -> Settings:
-        """From words and numbers, as a configuration file or the environment has them. What is wrong in them does not
-        matter when `enabled` is off."""
+        """From words and numbers, as a configuration file or the environment has them; None stands for the default.
+        When `enabled` is off nothing else is looked at."""
         known = {field.name: field for field in dataclasses.fields(Settings)}
-        enabled = _converted("enabled", values.get("enabled", True), True)
+        if _converted("enabled", values.get("enabled", True), True) is False:
+            return Settings(enabled=False)
         made: dict[str, Any] = {}
         for name, value in values.items():
-            try:
-                if name not in known:
-                    raise InvalidInput(f"routepack: found option {name!r}, wanted one of {', '.join(sorted(known))}")
+            if name not in known:
+                raise InvalidInput(f"routepack: found option {name!r}, wanted one of {', '.join(sorted(known))}")
+            if value is not None:
                 made[name] = _converted(name, value, known[name].default)
-            except InvalidInput:
-                if enabled:
-                    raise
         return Settings(**made)
 
     @staticmethod
@@ -160,34 +185,45 @@ class Settings:
         source = os.environ if environment is None else environment
         names = {field.name.upper(): field.name for field in dataclasses.fields(Settings)}
         given = {name.removeprefix(_PREFIX): value for name, value in source.items() if name.startswith(_PREFIX)}
-        for odd in sorted(given.keys() - names.keys()):
-            for near in difflib.get_close_matches(odd, names, n=1, cutoff=0.75):
-                text = f"{_PREFIX}{odd}: not known, is {_PREFIX}{near} meant?"
-                warnings.warn(text, RoutePackWarning, stacklevel=2)
-        return Settings.from_mapping({names[name]: value for name, value in given.items() if name in names})
+        made = Settings.from_mapping({names[name]: value for name, value in given.items() if name in names})
+        for odd in sorted(given.keys() - names.keys()) if made.enabled else ():
+            for near in difflib.get_close_matches(odd, names, n=1, cutoff=0.8):
+                warn(f"{_PREFIX}{odd}: not known, is {_PREFIX}{near} meant?")
+        return made
 
 
-def _expect_kind(name: str, value: Any, default: Any) -> None:
-    """@raises InvalidInput"""
+def _expect_kind(name: str, value: Any, default: Any) -> Any:
+    """The value, as plain Python has it. @raises InvalidInput"""
     if isinstance(default, bool):
-        fine, wanted = isinstance(value, bool), "True or False"
+        if isinstance(value, bool):
+            return value
+        wanted = "True or False"
     elif isinstance(default, int):
-        fine, wanted = isinstance(value, numbers.Integral) and not isinstance(value, bool), "an integer"
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            return int(value)
+        wanted = "an integer"
     elif isinstance(default, float):
-        fine, wanted = isinstance(value, numbers.Real) and not isinstance(value, bool), "a number"
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            return float(value)
+        wanted = "a number"
     elif isinstance(default, str):
-        fine, wanted = isinstance(value, str), "a string"
+        if isinstance(value, str):
+            return value
+        wanted = "a string"
     elif isinstance(default, tuple):
-        fine, wanted = isinstance(value, tuple) and all(isinstance(one, str) for one in value), "a tuple of names"
+        if isinstance(value, tuple) and all(isinstance(one, str) for one in value):
+            return value
+        wanted = "a tuple of names"
     else:
-        fine, wanted = value is None or callable(value), "a function"
-    if not fine:
-        raise InvalidInput(f"{name}: found {value!r}, wanted {wanted}")
+        if value is None or callable(value):
+            return value
+        wanted = "a function"
+    raise InvalidInput(f"{name}: found {value!r}, wanted {wanted}")
 
 
 def _converted(name: str, value: Any, default: Any) -> Any:
     if not isinstance(value, str):
-        return tuple(value) if name == "allow" and isinstance(value, (list, set, frozenset)) else value
+        return tuple(value) if name == "allow" and isinstance(value, Sequence) else value
     try:
         if isinstance(default, bool):
             return _SWITCH[value.strip().lower()]
@@ -200,7 +236,7 @@ def _converted(name: str, value: Any, default: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if default is None:
         try:
-            return Named(value)
+            return Named(value.strip()) if value.strip() else None
         except InvalidInput as error:
             raise InvalidInput(f"{name}: {error}") from None
     return value

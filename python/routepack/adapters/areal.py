@@ -44,13 +44,14 @@ from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
 from routepack._replay import count_routes_report
-from routepack.adapters import _resume, _session, areal_experts, areal_mover
+from routepack.adapters import _resume, _session, _warning, areal_experts, areal_mover
 from routepack.adapters._hooks import Replaced, module_of, need_function, or_nothing
 from routepack.adapters._reasons import FallBack, Reason, one_line
 from routepack.adapters._routes import Counted, without_dense_layers
 from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
 from routepack.adapters._topology import topology_of_sizes
+from routepack.adapters._warning import warn
 
 _LOG = logging.getLogger("routepack")
 PREFIX = "routepack_"
@@ -132,14 +133,14 @@ def install(settings: Settings | None = None, *, workers: bool = False) -> None:
 
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :param workers: they call `install_worker` in another way than `scheduling_spec.cmd`
-    :raises InvalidInput: when this AReaL has no such hooks, or a setting is wrong
+    :raises Error: when this AReaL has no such hooks, or a setting is wrong
     """
     global _SETTINGS, _WORKERS
     chosen = settings or Settings.from_environment()
     chosen.check()
     uninstall()
     _SETTINGS, _WORKERS = chosen, workers
-    with or_nothing(uninstall):
+    with or_nothing(uninstall, switched_off=not chosen.enabled):
         _install(chosen)
 
 
@@ -293,6 +294,8 @@ def counts_of(response: Any, *, layers: int, experts: int, top_k: int | None = N
     """
     import torch
 
+    if layers < 1:
+        raise InvalidInput(f"layers: found {layers}, wanted 1 or more")
     tokens = len(response.input_tokens) + len(response.output_tokens)
     flat = response.routed_experts
     counts, recorded, found_k = np.zeros((layers, experts), np.int32), np.zeros(layers, np.int32), 0
@@ -578,7 +581,7 @@ def _may_share(controller: Any, actor: Any, owner: Any) -> bool:
     if lack and controller not in _TOLD and not _lack(actor, owner):
         _TOLD.add(controller)
         role = getattr(controller, "_worker_role", "another model")
-        _session.warn(f"areal: {role}: its passes use AReaL's own packing: workers do not know the hook: {lack}")
+        warn(f"areal: {role}: its passes use AReaL's own packing: workers do not know the hook: {lack}")
     return not lack
 
 
@@ -596,7 +599,7 @@ def _session_of(actor: Any) -> Session:
 def _failed(error: Exception) -> None:
     """A pass that could not be planned for another reason than its plan: warned about and counted as a step."""
     if _SESSION is None:
-        _session.warn(f"areal: the framework's own packing is used: {type(error).__name__}: {one_line(error)}")
+        warn(f"areal: the framework's own packing is used: {type(error).__name__}: {one_line(error)}")
         return
     _SESSION.failed(error, key=("failed", _UPDATES))
 
@@ -608,7 +611,7 @@ def _tell(text: str) -> None:
 
 def _wake_loggers() -> None:
     """Configurations of logging, AReaL's among them, disable loggers that were there before."""
-    for logger in (_LOG, _session._LOG):
+    for logger in (_LOG, _session._LOG, _warning._LOG):
         logger.disabled = False
 
 

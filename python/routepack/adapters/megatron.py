@@ -27,7 +27,7 @@ import numpy as np
 from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
 from routepack._errors import InvalidInput
-from routepack.adapters._hooks import Replaced, module_of
+from routepack.adapters._hooks import Replaced, module_of, or_nothing
 from routepack.adapters._placements import expect_shape
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import Counted, RouteCounts
@@ -84,25 +84,29 @@ def install(settings: Settings | None = None, config: Any = None, *, module: Any
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :param config: the TransformerConfig: parallel sizes, num_moe_experts, moe_router_topk; needed unless switched off
     :param module: instead of megatron.core.datasets.data_schedule
-    :raises InvalidInput: when this Megatron-Core has no such scheduler, or a setting is wrong
+    :raises Error: when this Megatron-Core has no such scheduler, or a setting is wrong
     """
-    global _ACTIVE
     chosen = settings or Settings.from_environment()
     chosen.check()
-    owner = module or module_of("megatron", "megatron.core.datasets.data_schedule")
+    if chosen.enabled and config is None:
+        raise InvalidInput("config: found none, wanted the TransformerConfig: parallel sizes, num_moe_experts")
+    uninstall()
+    with or_nothing(uninstall, switched_off=not chosen.enabled):
+        _install(chosen, config, module or module_of("megatron", "megatron.core.datasets.data_schedule"))
+
+
+def _install(chosen: Settings, config: Any, owner: Any) -> None:
+    global _ACTIVE
     packing = _packing_schedulers(owner)
     hybrid = getattr(owner, "HybridCPDataLoaderWrapper", None)
     if not packing and hybrid is None:
         raise InvalidInput(f"megatron: {owner.__name__}: found no scheduler_map and no HybridCPDataLoaderWrapper")
-    if chosen.enabled and config is None:
-        raise InvalidInput("config: found none, wanted the TransformerConfig: parallel sizes, num_moe_experts")
     wrap = getattr(owner, "wrap_data_iterator", None)
     if chosen.enabled and chosen.mode != "packing" and wrap is None:
         raise InvalidInput(
             f"megatron: {owner.__name__}: found no wrap_data_iterator, where experts would move on all ranks; wanted "
             f"mode='packing' instead of {chosen.mode!r}"
         )
-    uninstall()
     with _LOCK:
         _ACTIVE = _Active(chosen, config)
     for key, scheduler in packing.items():
@@ -112,7 +116,7 @@ def install(settings: Settings | None = None, config: Any = None, *, module: Any
     if wrap is not None:
         replacement = _moving(wrap)
         for user in list(sys.modules.values()):
-            if getattr(user, "wrap_data_iterator", None) is wrap:
+            if getattr(user, "__dict__", {}).get("wrap_data_iterator") is wrap:
                 _REPLACED.put(user, "wrap_data_iterator", replacement)
 
 

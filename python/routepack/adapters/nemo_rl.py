@@ -88,20 +88,21 @@ def install(
     :param data_module: instead of nemo_rl.distributed.batched_data_dict
     :param registry_module: instead of nemo_rl.distributed.ray_actor_environment_registry
     :param groups_module: instead of nemo_rl.distributed.worker_groups
-    :raises InvalidInput: when this NeMo RL has no such hooks, or a setting is wrong
+    :raises Error: when this NeMo RL has no such hooks, or a setting is wrong
     """
     chosen = (settings or Settings.from_environment()).with_cost_text()
     chosen.check()
-    policies = policy_module or module_of("nemo_rl", "nemo_rl.models.policy.lm_policy")
-    data = data_module or module_of("nemo_rl", "nemo_rl.distributed.batched_data_dict")
     uninstall()
-    with or_nothing(uninstall):
-        _install(chosen, policies, data, _data_plane(policy_module), registry_module, groups_module)
+    with or_nothing(uninstall, switched_off=not chosen.enabled):
+        _install(chosen, policy_module, data_module, registry_module, groups_module)
 
 
 def _install(
-    chosen: Settings, policies: Any, data: Any, plane: Any, registry_module: Any, groups_module: Any
+    chosen: Settings, policy_module: Any, data_module: Any, registry_module: Any, groups_module: Any
 ) -> None:
+    policies = policy_module or module_of("nemo_rl", "nemo_rl.models.policy.lm_policy")
+    data = data_module or module_of("nemo_rl", "nemo_rl.distributed.batched_data_dict")
+    plane = _data_plane(policy_module)
     policy, batch = policies.Policy, data.BatchedDataDict
     need_function("nemo_rl", policy, "_shard_for_train", ["self", "data", "batch_size"], calls="shard_by_batch_size")
     need_function("nemo_rl", policy, "_shard_for_logprob", ["self", "data"], calls="shard_by_batch_size")
@@ -289,7 +290,9 @@ def session_of(policy: Any, settings: Settings | None = None) -> Session:
         chosen = used = settings or Settings.from_environment()
         if chosen.moves_itself:
             mine = weakref.ref(policy)
-            used = dataclasses.replace(chosen, on_placement=lambda placement, epoch: _move(mine(), placement, epoch))
+            used = dataclasses.replace(
+                chosen, current="", on_placement=lambda placement, epoch: _move(mine(), placement, epoch)
+            )
         session = Session.or_off(used, framework="nemo_rl", config=policy.cfg)
         movers = _MOVERS.get(policy)
         if movers is not None:

@@ -68,17 +68,22 @@ def install(settings: Settings | None = None, *, module: Any = None, group_modul
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
     :param module: instead of slime.ray.rollout
     :param group_module: instead of slime.ray.actor_group
-    :raises InvalidInput: when this slime has no such hook, or a setting is wrong
+    :raises Error: when this slime has no such hook, or a setting is wrong
     """
     chosen = (settings or Settings.from_environment()).with_cost_text()
     chosen.check()
+
+    def take_out() -> None:
+        with contextlib.suppress(InvalidInput):  # no slime
+            uninstall(module=module, group_module=group_module)
+
+    with or_nothing(take_out, switched_off=not chosen.enabled):
+        _install(chosen, module, group_module)
+
+
+def _install(chosen: Settings, module: Any, group_module: Any) -> None:
     owner = module or module_of("slime", "slime.ray.rollout")
     manager = plain_class(owner.RolloutManager)
-    with or_nothing(lambda: uninstall(module=module, group_module=group_module)):
-        _install(chosen, owner, manager, group_module)
-
-
-def _install(chosen: Settings, owner: Any, manager: Any, group_module: Any) -> None:
     if chosen.moves_itself:
         inner = getattr(manager, "routepack_split", None)
         split = inner if inner is not None else inspect.getattr_static(manager, _SPLIT, None)
@@ -374,7 +379,7 @@ def session_of(manager: Any) -> Session:
         settings = _logged(manager, type(manager).routepack_settings)
         if settings.moves_itself:
             mine = weakref.ref(manager)
-            settings = dataclasses.replace(settings, on_placement=lambda p, e: _ship(mine(), p, e))
+            settings = dataclasses.replace(settings, current="", on_placement=lambda p, e: _ship(mine(), p, e))
         session = Session.or_off(settings, framework="slime", config=manager.args)
         _SESSIONS[manager] = session
     return session

@@ -17,10 +17,12 @@ verl/utils/seqlen_balancing.py of verl 0.9.1.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import math
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -32,21 +34,25 @@ import numpy.typing as npt
 
 from routepack import exporters
 from routepack._core import Constraints, Placement, Topology
-from routepack._errors import InvalidInput
+from routepack._errors import Error, InvalidInput
 from routepack.adapters import verl_cells, verl_experts, verl_rollouts, verl_worker
 from routepack.adapters._experts import experts_of
 from routepack.adapters._hooks import Replaced, module_of, need_function, or_nothing
 from routepack.adapters._reasons import FallBack, Reason
 from routepack.adapters._routes import COUNTS, Counted, RouteCounts, unpack_counts, without_dense_layers
-from routepack.adapters._session import PlannedStep, Session, Step, StepWindow, warn
+from routepack.adapters._session import PlannedStep, Session, Step, StepWindow
 from routepack.adapters._settings import Settings
 from routepack.adapters._topology import topology_of_sizes
 from routepack.adapters._unsafe import Finding, check_settings, look_up, remedy
+from routepack.adapters._warning import warn
 from routepack.adapters.verl_cells import CELLS as CELLS
 from routepack.adapters.verl_cells import no_cells, rearranging, rows_of
 from routepack.adapters.verl_rollouts import ROUTES
 
 _LOG = logging.getLogger("routepack")
+HELD = "verl.trainer.ppo.ray_trainer"  #: whose trainer holds its batches
+STORED = "verl.trainer.ppo.v1.trainer_base"  #: whose trainer names what TransferQueue stores
+TRAINERS = {HELD: "RayPPOTrainer", STORED: "PPOTrainer"}
 PASSES = ("_compute_old_log_prob", "_compute_ref_log_prob", "_update_actor")
 _LOAD = "_load_checkpoint"
 _BALANCING, _COEFFICIENT = "moe_router_load_balancing_type", "moe_aux_loss_coeff"
@@ -84,33 +90,48 @@ def install(settings: Settings | None = None) -> None:
     """Makes verl's trainers plan and its workers obey, in this process; twice takes the new settings.
 
     :param settings: None: from the environment (ROUTEPACK_COST and so on)
-    :raises InvalidInput: when this verl has no such hooks, or a setting is wrong
+    :raises Error: when this verl has no such hooks, or a setting is wrong
     """
     chosen = settings or Settings.from_environment()
     chosen.check()
-    uninstall()
-    with or_nothing(uninstall):
+    with or_nothing(uninstall, switched_off=not chosen.enabled):
         _install(chosen)
 
 
 def _install(chosen: Settings) -> None:
-    install_worker(module_of("verl", "verl.workers.engine.utils"))
+    # All modules first: the environment may have them hooked as they are imported (`verl_auto`), and these settings win.
+    for name in (verl_cells.MODULE, verl_worker.METHODS, verl_rollouts.MODULE, HELD, STORED):
+        with contextlib.suppress(InvalidInput):  # not there in an older verl, or without TransferQueue
+            module_of("verl", name)
+    uninstall()
+    install_worker(module_of("verl", verl_cells.MODULE))
     try:
         verl_worker.install_methods(module_of("verl", verl_worker.METHODS))
     except InvalidInput as error:
         if chosen.moves_itself:
             raise
         _LOG.warning("routepack: workers cannot be asked about microbatches: %s", error)
-    install_trainer(module_of("verl", "verl.trainer.ppo.ray_trainer").RayPPOTrainer, chosen)
+    install_trainer(module_of("verl", HELD).RayPPOTrainer, chosen)
     try:
         verl_rollouts.install(settings=chosen)
     except InvalidInput as error:
         _LOG.info("routepack: routes are counted on the driver: %s", error)
-    try:
-        stored = module_of("verl", "verl.trainer.ppo.v1.trainer_base")
-    except InvalidInput:
-        return  # an older verl, or no TransferQueue
-    install_trainer(stored.PPOTrainer, chosen, queue=stored.tq)
+    if STORED in sys.modules:
+        module = sys.modules[STORED]
+        install_trainer(module.PPOTrainer, chosen, queue=module.tq)
+
+
+def refuse_trainer(trainer: Any, error: Error) -> None:
+    """On the driver: whoever makes a trainer gets the error. Other processes import its class, too, and go on."""
+    if not _REPLACED.has(trainer):
+        _REPLACED.put(trainer, "__init__", _raising(error))
+
+
+def _raising(error: Error) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise error
+
+    return __init__
 
 
 def install_worker(module: Any) -> None:
@@ -165,7 +186,7 @@ def session_of(trainer: Any, settings: Settings | None = None) -> Session:
         known[1].close()
     chosen = used = settings or Settings.from_environment()
     if chosen.moves_itself:
-        used = dataclasses.replace(chosen, on_placement=verl_experts.wanting(trainer))
+        used = dataclasses.replace(chosen, on_placement=verl_experts.wanting(trainer), current="")
     config = trainer.config.actor_rollout_ref
     checked = {"actor": look_up(config, "actor"), "algorithm": look_up(trainer.config, "algorithm")}
     session = Session.or_off(used, framework="verl", config=checked)
@@ -447,10 +468,10 @@ def _counted_here(source: Any, batch: Any, lengths: npt.NDArray[np.int64], exper
     routes = source.routes(batch, lengths.tolist())
     if routes is None:
         raise FallBack(Reason.NO_ROUTES, f"the batch has no {ROUTES}; is router_replay.mode=R3 on?")
-    kept = next((found for some in routes if (found := _layers(some))), None)
-    if kept is None:
+    counted = RouteCounts(experts=experts).of(routes, lengths=lengths.tolist())
+    if not any(some is not None and some.counts[:, 1:].any() for some in counted):
         raise FallBack(Reason.NO_ROUTES, f"all {ROUTES} are zero")
-    counted = RouteCounts(experts=experts, layers=kept).of(routes, lengths=lengths.tolist())
+    counted = without_dense_layers(counted)
     for i in np.flatnonzero(source.made_up(batch)).tolist():
         some = counted[i]
         counted[i] = some and dataclasses.replace(some, made_up=True)
@@ -573,13 +594,6 @@ def layout_of(planned: list[PlannedStep], lengths: npt.NDArray[np.int64], dp: in
         order=np.concatenate([part for parts in order for part in parts]).astype(np.int64),
         cells=np.concatenate([part for parts in cells for part in parts]).astype(np.int64),
     )
-
-
-def _layers(routes: Any) -> list[int] | None:
-    """Layers that have any route: dense ones are zeros."""
-    found = routes.reshape(-1, *routes.shape[-2:]) != 0
-    kept = [layer for layer in range(routes.shape[-2]) if bool(found[:, layer].any())]
-    return kept or None
 
 
 def _experts(config: Any) -> int:

@@ -2,8 +2,8 @@
 """Imported by verl in all of its processes when VERL_USE_EXTERNAL_MODULES names it: installs `routepack.adapters.verl`.
 
 verl is being imported itself at that moment, and most of its processes need no hook. Each hook therefore waits for the
-module it goes into. One that does not fit leaves verl as it is, with a warning. A trainer's ends the start where
-experts are to move, and where a setting is wrong.
+module it goes into. One that does not fit leaves verl as it is, with a warning. Where experts are to move, or a setting
+is wrong, the process that makes a trainer is told by an exception.
 """
 
 from __future__ import annotations
@@ -48,16 +48,20 @@ class _Waiting(importlib.abc.MetaPathFinder):
 
 
 def _quietly(hook: Callable[[Any], object], module: Any) -> None:
+    name = module.__name__
     try:
         hook(module)
     except Exception as error:  # a training job goes on without plans
-        if isinstance(error, Error) and ".trainer." in module.__name__ and _moves():
-            raise
-        optional = module.__name__ == verl_rollouts.MODULE or (
-            module.__name__ in verl_worker.HOOKS and module.__name__ != verl_worker.METHODS and not _moves()
+        if isinstance(error, Error) and name in verl.TRAINERS and _moves():
+            trainer = getattr(module, verl.TRAINERS[name], None)
+            if trainer is None:
+                raise
+            verl.refuse_trainer(trainer, error)  # rollout workers, too, import its module
+        optional = name == verl_rollouts.MODULE or (
+            name in verl_worker.HOOKS and name != verl_worker.METHODS and not _moves()
         )
         level = logging.INFO if optional else logging.WARNING
-        _LOG.log(level, "routepack: stays off in %s: %s", module.__name__, error)
+        _LOG.log(level, "routepack: stays off in %s: %s", name, error)
 
 
 def _moves() -> bool:
@@ -72,8 +76,8 @@ def wait() -> None:
     """Installs in what is imported already, and waits for the rest."""
     hooks: dict[str, Callable[[Any], object]] = {
         verl_cells.MODULE: verl.install_worker,
-        "verl.trainer.ppo.ray_trainer": lambda module: verl.install_trainer(module.RayPPOTrainer),
-        "verl.trainer.ppo.v1.trainer_base": lambda module: verl.install_trainer(module.PPOTrainer, queue=module.tq),
+        verl.HELD: lambda module: verl.install_trainer(module.RayPPOTrainer),
+        verl.STORED: lambda module: verl.install_trainer(module.PPOTrainer, queue=module.tq),
         verl_rollouts.MODULE: verl_rollouts.install,
         **verl_worker.HOOKS,  # in workers, whatever the mode: the driver says whether experts move
     }

@@ -39,7 +39,7 @@ def install(module: Any = None, settings: Settings | None = None) -> None:
 
     :param module: instead of verl.experimental.agent_loop.agent_loop
     :param settings: None: from the environment (ROUTEPACK_ENABLED, ROUTEPACK_EXPERTS)
-    :raises InvalidInput: when this verl has no such hooks, or a setting is wrong
+    :raises Error: when this verl has no such hooks, or a setting is wrong
     """
     chosen = settings or Settings.from_environment()
     owner = module or module_of("verl", MODULE)

@@ -32,6 +32,7 @@ from routepack.adapters import (
     check_schedule,
 )
 from routepack.adapters._schedule import Rules
+from routepack.adapters._settings import Named
 
 from .batches import COST, PATIENT, Batch
 from .misbehaving import CHANGES
@@ -333,9 +334,9 @@ def test_every_metric_is_described(session: Session, root: pathlib.Path) -> None
 
 def test_settings_come_from_words() -> None:
     found = Settings.from_environment(
-        {"ROUTEPACK_COST": COST, "ROUTEPACK_ENABLED": "0", "ROUTEPACK_ALLOW": "a, b", "ROUTEPACK_MAX_MISSING": "0.25"}
+        {"ROUTEPACK_COST": COST, "ROUTEPACK_ENABLED": "1", "ROUTEPACK_ALLOW": "a, b", "ROUTEPACK_MAX_MISSING": "0.25"}
     )
-    assert not found.enabled and found.allow == ("a", "b") and found.max_missing == 0.25
+    assert found.enabled and found.allow == ("a", "b") and found.max_missing == 0.25
     with pytest.raises(InvalidInput, match="deadline_ms: found 'soon'"):
         Settings.from_mapping({"deadline_ms": "soon"})
     with pytest.raises(InvalidInput, match="found option 'speed'"):
@@ -360,7 +361,8 @@ def test_a_setting_that_is_warned_about_is_named_once(planner: PlannerProcess, w
         ({"cost": "/nowhere/cost.toml"}, Reason.BAD_INPUT, "/nowhere/cost.toml"),
         ({"cost": "not a\ncost file"}, Reason.BAD_INPUT, "TOML"),
         ({"mode": "both"}, Reason.BAD_INPUT, "without on_placement"),
-        ({"allow": 5}, Reason.INTERNAL, "TypeError"),
+        ({"on_placement": Named("nowhere:move")}, Reason.BAD_INPUT, "nowhere:move"),
+        ({"cost": "a\0b"}, Reason.INTERNAL, "TypeError"),
     ],
 )
 def test_a_session_that_cannot_be_made_says_so_at_every_step(

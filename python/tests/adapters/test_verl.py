@@ -13,6 +13,7 @@ import importlib.util
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -623,6 +624,36 @@ def test_the_module_that_verl_imports_hooks_what_is_there(monkeypatch: pytest.Mo
         assert trainer_module.RayPPOTrainer._balance_batch.__wrapped__
     finally:
         sys.meta_path[:] = finders
+
+
+def test_a_call_wins_over_the_environment_that_hooks_what_it_imports() -> None:
+    """In the script of the trainer, with the environment set for the workers."""
+    code = (
+        "import sys; import verl as V; from routepack.adapters import Settings, verl\n"
+        "assert 'verl.trainer.ppo.ray_trainer' not in sys.modules\n"
+        "verl.install(Settings(enabled=False))\n"
+        "trainer = sys.modules['verl.trainer.ppo.ray_trainer'].RayPPOTrainer\n"
+        "print(hasattr(trainer._balance_batch, '__wrapped__'), hasattr(trainer._load_checkpoint, '__wrapped__'))\n"
+        "verl.install(Settings(cost=sys.argv[1]))\n"
+        "print(hasattr(trainer._balance_batch, '__wrapped__'), hasattr(trainer._load_checkpoint, '__wrapped__'))\n"
+    )
+    # Wrong settings in the environment do not matter either: the call has its own.
+    for more in ({}, {"ROUTEPACK_EXPERTS": "many"}):
+        env = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "routepack.adapters.verl_auto", "ROUTEPACK_COST": COST, **more}
+        done = subprocess.run([sys.executable, "-c", code, COST], env=env, capture_output=True, text=True, timeout=240)
+        assert done.stdout.splitlines()[-2:] == ["True False", "True True"], done.stderr
+
+
+def test_any_sample_may_show_that_a_layer_has_experts() -> None:
+    """k = 1: the first sample's tokens all go to expert 0 of a layer that others use fully; dense layers are zeros."""
+    first, second = torch.zeros((2, 3, 1), dtype=torch.int32), torch.zeros((2, 3, 1), dtype=torch.int32)
+    first[:, 1], second[:, 1], second[1, 2] = 3, 2, 1
+    source: Any = types.SimpleNamespace(routes=lambda batch, lengths: [first, second], made_up=lambda batch: [False] * 2)
+    counted, top_k = verl._counted_here(source, None, np.array([3, 3]), 4)
+    assert top_k == 1 and [some.counts.tolist() for some in counted] == [
+        [[0, 0, 0, 2], [0, 0, 0, 0]],  # nothing but zeros: not recorded, see docs/replay.md
+        [[0, 0, 2, 0], [1, 1, 0, 0]],
+    ]
 
 
 def test_a_cost_file_that_the_trainers_node_does_not_have_is_a_reason_at_every_step(

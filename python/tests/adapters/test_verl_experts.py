@@ -460,13 +460,17 @@ def test_the_module_that_verl_imports_ends_a_start_with_wrong_settings_or_moves_
 
         verl_auto._quietly(hook, other)
         monkeypatch.setenv("ROUTEPACK_MODE", "both")
+        verl_auto._quietly(hook, other)  # as workers import it
         with pytest.raises(InvalidInput, match="_balance_batch"):
-            verl_auto._quietly(hook, other)
+            other.RayPPOTrainer()
         for name, wrong in (("MODE", "bogus"), ("DEADLINE_MS", "soon"), ("EFFORT", "turbo")):
             monkeypatch.setenv("ROUTEPACK_MODE", "packing")
             monkeypatch.setenv(f"ROUTEPACK_{name}", wrong)
+            verl.uninstall()
+            other.RayPPOTrainer()
+            verl_auto._quietly(hook, other)
             with pytest.raises(InvalidInput, match=f"{name.lower()}: found '{wrong}'"):
-                verl_auto._quietly(hook, other)
+                other.RayPPOTrainer()
             monkeypatch.delenv(f"ROUTEPACK_{name}")
     finally:
         sys.meta_path[:] = finders
