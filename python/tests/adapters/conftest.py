@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from routepack import RoutePackWarning
-from routepack.adapters import PlannerProcess, Settings
+from routepack.adapters import PlannerProcess, Settings, _hooks, _session, _warning
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +36,28 @@ def warned() -> Iterator[Callable[[], list[str]]]:
             return texts
 
         yield told
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """What the adapters logged so far in this test, whatever frameworks have made of the configuration of logging."""
+    kept = _Kept()
+    loggers = {id(module._LOG): module._LOG for module in (_hooks, _session, _warning)}
+    for logger in loggers.values():
+        monkeypatch.setattr(logger, "disabled", False)
+        logger.addHandler(kept)
+    yield lambda: kept.texts
+    for logger in loggers.values():
+        logger.removeHandler(kept)
 
 
 @pytest.fixture(autouse=True)

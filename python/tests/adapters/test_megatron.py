@@ -407,7 +407,7 @@ def test_experts_move_on_all_ranks_together(packing: None, mode: str) -> None:
 
 def test_a_megatron_without_schedulers_is_refused() -> None:
     with pytest.raises(InvalidInput, match="found no scheduler_map and no HybridCPDataLoaderWrapper"):
-        megatron.install(Settings(cost=COST), module=types.ModuleType("empty"))
+        megatron.install(Settings(cost=COST), configuration(), module=types.ModuleType("empty"))
 
 
 @pytest.mark.parametrize("mode", ["placement", "both"])
