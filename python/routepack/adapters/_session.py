@@ -132,8 +132,7 @@ class Session:
         self._refusal_told = False
         self._missing_told = False
         self._current: npt.NDArray[np.int32] | None = None
-        settings.check()
-        self._cost = settings.cost_model() if settings.enabled else None
+        self._cost = settings.check()
         if settings.enabled and settings.current:
             self._current = Placement.load(settings.current).physical_to_logical.copy()
         self._planner = planner or PlannerProcess(start_s=settings.start_ms / 1e3)
@@ -349,4 +348,3 @@ class Session:
                 self.settings.on_metrics(dict(metrics), self._steps)
             except Exception as error:
                 _LOG.warning("on_metrics raised %s: %s", type(error).__name__, error)
-

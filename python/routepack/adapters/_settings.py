@@ -21,8 +21,6 @@ LONGEST_MS = 1_000_000_000
 _PREFIX = "ROUTEPACK_"
 _FUNCTIONS = ("on_placement", "on_metrics")
 _SWITCH = {"0": False, "false": False, "no": False, "off": False, "1": True, "true": True, "yes": True, "on": True}
-
-
 _FOUND: dict[str, Callable[..., Any] | InvalidInput] = {}  # of this process: modules run once, also those that fail
 
 
@@ -138,30 +136,30 @@ class Settings:
             return self
         return dataclasses.replace(self, cost=self.cost_model().to_toml() + "\n")
 
-    def check(self) -> None:
-        """What the settings name is there, in this process: the cost file, functions. @raises Error"""
+    def check(self) -> CostModel | None:
+        """What the settings name is there, in this process: the cost file, which is returned unless they are off, and
+        functions. @raises Error"""
         if not self.enabled:
-            return
-        self.cost_model()
+            return None
+        for name, error in self._missing_functions().items():
+            raise InvalidInput(f"{name}: {error}")
+        return self.cost_model()
+
+    def without_missing_functions(self) -> Settings:
+        """The same without functions that are named and not there, which would be told again at every step."""
+        gone: dict[str, Any] = dict.fromkeys(self._missing_functions())
+        return dataclasses.replace(self, **gone) if gone else self
+
+    def _missing_functions(self) -> dict[str, InvalidInput]:
+        missing = {}
         for name in _FUNCTIONS:
             given = getattr(self, name)
             if isinstance(given, Named):
                 try:
                     given.find()
                 except InvalidInput as error:
-                    raise InvalidInput(f"{name}: {error}") from None
-
-    def without_missing_functions(self) -> Settings:
-        """The same without functions that are named and not there, which would be told again at every step."""
-        gone: dict[str, Any] = {}
-        for name in _FUNCTIONS:
-            given = getattr(self, name)
-            if isinstance(given, Named):
-                try:
-                    given.find()
-                except InvalidInput:
-                    gone[name] = None
-        return dataclasses.replace(self, **gone) if gone else self
+                    missing[name] = error
+        return missing
 
     @staticmethod
     def from_mapping(values: Mapping[str, Any]) -> Settings:

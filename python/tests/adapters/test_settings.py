@@ -103,7 +103,8 @@ def test_what_a_configuration_file_has_is_taken() -> None:
 
 
 def test_numbers_of_numpy_are_those_of_python() -> None:
-    found = Settings(deadline_ms=np.int16(30000), grace_ms=np.int16(30000), max_missing=np.float32(0.25))  # type: ignore[arg-type]
+    long: Any = np.int16(30000)
+    found = Settings(deadline_ms=long, grace_ms=long, max_missing=np.float32(0.25))  # type: ignore[arg-type]
     assert type(found.deadline_ms) is int and found.deadline_ms + found.grace_ms == 60000
     assert type(found.max_missing) is float and found == Settings(deadline_ms=30000, grace_ms=30000, max_missing=0.25)
 
@@ -222,4 +223,3 @@ def test_where_a_hook_is_missing_switching_off_is_enough(logged: Told) -> None:
     assert owner.f == 1 and "switched off" in text and "found no such hook" in text  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError), _hooks.or_nothing(replaced.put_back, switched_off=True):
         _ = 1 / 0
-
